@@ -1,5 +1,7 @@
 """Delay corrections: against eq. 15 with its matrices, over arrivals with state, and every erratum and edge case."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,6 +30,7 @@ gradient_surgery = jax.jit(geometry.gradient_surgery, static_argnames="per")
 angles = st.sampled_from([-1.0, -0.5, 0.0, 0.5, 1.0])
 
 
+@functools.cache
 def corrector(name, **options):
     correction = CORRECTIONS[name](**options)
     return correction.init, jax.jit(correction.correct)

@@ -41,17 +41,22 @@ bezier_length = jax.jit(geometry.bezier_length, static_argnames="nodes")
 def test_de_casteljau_is_bernsteins_form_and_its_derivative(degree):
     points = trees(degree, degree + 1)
     vectors = list(map(flat, points))
-    close(jax.tree.map(lambda leaf: leaf[1], bezier_points(points, 5)), bezier(points, 0.25))
+    higher, step = textbook.elevated(vectors), 1e-6
+
+    @jax.jit
+    def at(s):
+        point, slope = jax.jvp(lambda s: bezier(points, s), (s,), (jnp.ones(()),))
+        return point, slope, bezier_derivative(points, s), bezier(list(map(jnp.asarray, higher)), s)
+
+    close(jax.tree.map(lambda leaf: leaf[1], bezier_points(points, 5)), at(0.25)[0])
     for s in (0.0, 0.123, 0.5, 0.9, 1.0, 1.5):
-        close(flat(bezier(points, s)), textbook.bezier(vectors, s))
-        _, slope = jax.jvp(lambda s: bezier(points, s), (jnp.asarray(s),), (jnp.ones(()),))
-        close(bezier_derivative(points, s), slope)
-        step = 1e-6
+        point, slope, derivative, of_higher = at(s)
+        close(flat(point), textbook.bezier(vectors, s))
+        close(derivative, slope)
         by_hand = (textbook.bezier(vectors, s + step) - textbook.bezier(vectors, s - step)) / (2 * step)
-        close(flat(bezier_derivative(points, s)), by_hand, rtol=1e-6, atol=1e-6)
-        higher = textbook.elevated(vectors)
+        close(flat(derivative), by_hand, rtol=1e-6, atol=1e-6)
         close(textbook.bezier(higher, s), textbook.bezier(vectors, s))
-        close(bezier(higher, s), textbook.bezier(vectors, s))
+        close(of_higher, textbook.bezier(vectors, s))
 
 
 @settings(max_examples=50)
