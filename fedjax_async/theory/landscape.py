@@ -37,7 +37,7 @@ def scores(model: Model, total: int, *, labels: bool = True) -> Measure:
     """
     check.whole("total", total)
     evaluate = make_evaluate(model, total=total, labels=labels)
-    return lambda params, x, y: evaluate(params, x, y, None)
+    return jax.jit(lambda params, x, y: evaluate(params, x, y, None))
 
 
 @partial(jax.jit, static_argnames=("measure", "point", "batch"))
