@@ -5,6 +5,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import importlib
+import inspect
 import os
 import shutil
 import subprocess
@@ -265,15 +267,21 @@ def late(x): return x - {late}
 def unused(x): return {unused}
 """
 VALUES = {"scale": 2, "classes": 3, "shift": 1, "double": 2, "late": 1, "unused": 0}  # the last one is not used
-READ = """
-def read(folder):
-    import sys, fedjax_async.base.fingerprints as f
+PROGRAM = """
+import importlib, sys
+from fedjax_async.base.fingerprints import fingerprint
+
+{function}
+print(fingerprint_of({folder!r}))
+"""
+
+
+def fingerprint_of(folder):
     sys.path.insert(0, folder)
-    import own
-    found = f.fingerprint((own.fair, own.fair(), own.Net()))
+    own = importlib.import_module("own")
+    found = fingerprint((own.fair, own.fair(), own.Net()))
     del sys.path[0], sys.modules["own"], sys.modules["own_helper"]
     return found
-"""
 
 
 def test_equal_in_another_process_and_changed_by_everything_that_is_used(tmp_path):
@@ -282,13 +290,12 @@ def test_equal_in_another_process_and_changed_by_everything_that_is_used(tmp_pat
         (tmp_path / name).mkdir()
         (tmp_path / name / "own.py").write_text(OWN.format(helper="own_helper", **values))
         (tmp_path / name / "own_helper.py").write_text(HELPER.format(**values))
-    exec(READ, here := {})  # the same code as in the process
-    *others, usual = (here["read"](str(tmp_path / name)) for name in VALUES)
+    *others, usual = (fingerprint_of(str(tmp_path / name)) for name in VALUES)
     assert len({usual, *others}) == len(VALUES)
     environment = os.environ | {"PYTHONHASHSEED": "12345", "PYTHONPATH": str(ROOT)}  # sets have another order there
-    (tmp_path / "elsewhere").mkdir()
-    shutil.copytree(tmp_path / "unused", tmp_path / "elsewhere" / "copy")
-    command = [sys.executable, "-B", "-c", f"{READ}\nprint(read({str(tmp_path / 'elsewhere' / 'copy')!r}))"]
+    copy = shutil.copytree(tmp_path / "unused", tmp_path / "elsewhere" / "copy")
+    program = PROGRAM.format(function=inspect.getsource(fingerprint_of), folder=str(copy))
+    command = [sys.executable, "-B", "-c", program]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [usual]
