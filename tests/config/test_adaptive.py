@@ -111,10 +111,9 @@ def test_a_sweep_trains_them_side_by_side_bit_for_bit_as_alone():
     assert len(have) == 5 and have[3].stopped is not None
 
 
-@pytest.mark.parametrize("policy", ["oort", "event_triggered:norm=0.02"])
-def test_a_sweep_of_them_goes_on_from_its_checkpoints(policy, tmp_path, monkeypatch):
+def test_a_sweep_of_them_goes_on_from_its_checkpoints(tmp_path, monkeypatch):
     monkeypatch.setattr("fedjax_async.config.sweeping.CHECKPOINT_UPDATES", 10)
-    settings = [settings_of(policy=policy, seed=seed) for seed in range(2, 7)]
+    settings = [settings_of(policy="oort", seed=seed) for seed in range(2, 7)]
     groups = plan_groups(settings, lanes=1)
     want, done = swept(settings, groups), []
 

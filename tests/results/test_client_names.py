@@ -33,7 +33,7 @@ def test_a_csv_column_names_the_clients_of_a_run_and_of_its_folder(tmp_path):
     lines = [f"{shops[k % 3]},{k % 5}.5,{'abc'[k % 3]},{'test' if k % 4 == 0 else 'train'}" for k in range(36)]
     (tmp_path / "v.csv").write_text("\n".join(["shop,x,kind,part", *lines]))
     dataset = f"csv:path={tmp_path / 'v.csv'},x=x,y=kind,client=shop,split=part"
-    options = {"model": "logistic", "updates": 3, "per_client": True, "progress": False, "plots": False}
+    options = {"model": "logistic", "updates": 3, "per_client": True, "engine": "reference", "plots": False}
     run = simulate(dataset=dataset, clients=3, steps=1, out=tmp_path / "run", **options)
     assert run.client_names == load(tmp_path / "run").client_names == ("Ost", "7", "007")  # by their first training row
     table = rows(tmp_path / "run" / "clients.csv")

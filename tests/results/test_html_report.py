@@ -95,7 +95,9 @@ def check_curves(page: dict, groups: dict[str, list[Path]]) -> None:
 
 
 @pytest.mark.parametrize("name", COMPARISONS)
-def test_a_comparison_has_the_numbers_of_its_files(name, tmp_path):
+def test_a_comparison_has_the_numbers_of_its_files(name, tmp_path, monkeypatch):
+    if name != "three seeds":  # which has curves against everything
+        monkeypatch.setattr(html_report, "AXES", ("time", "bytes"))
     runs, options = COMPARISONS[name]
     folder = save_comparison(tmp_path / "three", runs, **options)
     page = content(folder)

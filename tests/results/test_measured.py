@@ -95,8 +95,7 @@ def test_the_distribution_orders_the_clients_from_the_worst_to_the_best():
 TABLES = {"clients.csv", "clients.md", "clients.png"}
 
 
-def test_the_folder_of_a_run(tmp_path, monkeypatch):
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, stream, **options: stream.write(b"drawn"))
+def test_the_folder_of_a_run(tmp_path, blank_pictures):
     run = measured_run()
     names = {path.name for path in write_run(run, tmp_path / "run").iterdir()}
     assert TABLES | {"train_loss.png", "macro_f1.png", "client_own_accuracy_worst.png"} <= names
@@ -114,7 +113,9 @@ def test_the_folder_of_a_run(tmp_path, monkeypatch):
     assert not TABLES & {path.name for path in write_run(bare, tmp_path / "bare").iterdir()}
 
 
-def test_the_report_has_the_numbers_of_the_files(tmp_path):
+def test_the_report_has_the_numbers_of_the_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(html_report, "AXES", ("time",))
+    monkeypatch.setattr(html_report, "MOST_DETAILS", 1)
     for method, seeds in RUNS.items():
         for seed, run in enumerate(seeds):
             named = run._replace(settings=run.settings | {"method": method, "seed": seed})

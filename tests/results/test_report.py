@@ -34,7 +34,7 @@ from tests.results.made_up import make_run
 PICTURES = {"accuracy.png", "staleness.png", "gantt.png"}
 
 
-def test_the_pictures_of_a_run(tmp_path):
+def test_the_pictures_of_a_run(tmp_path, blank_pictures):
     """All, none if asked for, and that of the loss where there are no classes."""
     assert set(contents(write_run(make_run(), tmp_path / "all"))) > PICTURES
     assert not any(name.endswith(".png") for name in contents(write_run(make_run(), tmp_path / "a", plots=False)))
