@@ -64,7 +64,7 @@ def test_pictures_of_a_finished_run_are_drawn_in_other_formats(ran, capsys, tmp_
 
 
 def test_float64_is_float64(capsys, tmp_path):
-    ok(capsys, "run", *SMALL, "--compute", "float64", "--out", str(tmp_path))
+    ok(capsys, "run", *SMALL, "--compute", "float64", "--out", str(tmp_path), "--no-plots")
     with np.load(tmp_path / "params.npz") as params:
         assert {params[name].dtype.name for name in params.files} == {"float64"}
 

@@ -10,6 +10,7 @@ from fedjax_async.results import load
 from tests.results.folders import rows
 
 SMALL = ("--model", "logistic", "--clients", "4", "--steps", "1", "--quiet")
+RUN = ("run", *SMALL, "--no-plots")
 BUFFERED = ("--method", "fedbuff@buffer:size=4")
 NONE = ("--norm-limit", "1e-9")  # no upload is accepted
 
@@ -24,7 +25,7 @@ def said(capsys, code, *arguments):
 
 
 def test_uploads_of_an_incomplete_server_step_are_not_counted_as_updates(capsys, tmp_path):
-    out, line = said(capsys, 0, "run", *SMALL, *BUFFERED, "--updates", "6", "--out", str(tmp_path))
+    out, line = said(capsys, 0, *RUN, *BUFFERED, "--updates", "6", "--out", str(tmp_path))
     assert "after 4 updates, 1 server steps, " in out and "; 2 uploads unused" in out
     assert line.startswith("2 uploads came for a server step that was not complete at the end")
     counters = json.loads((tmp_path / "counters.json").read_text())
@@ -36,7 +37,7 @@ def test_uploads_of_an_incomplete_server_step_are_not_counted_as_updates(capsys,
 
 
 def test_a_run_in_which_every_upload_was_rejected_ends_with_3(capsys, tmp_path):
-    out, line = said(capsys, 3, "run", *SMALL, *BUFFERED, "--updates", "4", *NONE, "--out", str(tmp_path))
+    out, line = said(capsys, 3, *RUN, *BUFFERED, "--updates", "4", *NONE, "--out", str(tmp_path))
     assert "4 rejected" in out and "saved in" in out and line.startswith("EVERY UPLOAD WAS REJECTED")
     assert line.endswith("4 larger than norm_limit (raise norm_limit, or lower the learning rate)")
     assert load(tmp_path).counters["rejected"] == 4
@@ -44,7 +45,7 @@ def test_a_run_in_which_every_upload_was_rejected_ends_with_3(capsys, tmp_path):
 
 def test_a_comparison_counts_unused_and_rejected_uploads(capsys, tmp_path):
     command = ("compare", "fedbuff@buffer:size=4", "fedasync", *SMALL, "--updates", "6", *NONE, "--out", str(tmp_path))
-    assert cli.main(command) == 3
+    assert cli.main((*command, "--no-plots")) == 3
     unused, rejected = capsys.readouterr().err.splitlines()
     assert "fedbuff@buffer:size=4 seed 0: 2 uploads came" in unused
     assert "fedbuff@buffer:size=4 seed 0, fedasync seed 0: EVERY UPLOAD" in rejected
@@ -59,7 +60,7 @@ def test_a_sweep_counts_the_runs_that_accepted_nothing(capsys, tmp_path):
     base = 'model = "logistic"\nclients = 4\nsteps = 1\nupdates = 6\nmethod = "fedbuff@buffer:size=4"\n'
     file.write_text(f"[base]\n{base}[grid]\nnorm_limit = [1e-9, 1e9]\n")
     out = tmp_path / "out"
-    assert cli.main(["sweep", str(file), "--out", str(out), "--quiet"]) == 3
+    assert cli.main(["sweep", str(file), "--out", str(out), "--quiet", "--no-plots"]) == 3
     unused, rejected = capsys.readouterr().err.splitlines()
     assert "norm_limit=1e-09, norm_limit=1000000000.0: 4 uploads came" in unused
     assert rejected.startswith("fedjax-async: warning: norm_limit=1e-09: EVERY UPLOAD")
@@ -73,7 +74,7 @@ def test_a_sweep_counts_the_runs_that_accepted_nothing(capsys, tmp_path):
 
 def test_a_run_without_clients_left_says_so_in_every_place(capsys, tmp_path):
     gone = ("--availability", "leaves:share=1,by=500", "--updates", "900")
-    out, line = said(capsys, 0, "run", *SMALL, *gone, "--out", str(tmp_path / "run"))
+    out, line = said(capsys, 0, *RUN, *gone, "--out", str(tmp_path / "run"))
     text = json.loads((tmp_path / "run" / "counters.json").read_text())["ended_early"]
     assert line == text and re.match(r"ended after \d+ of 900 updates because no client could train after", text)
     assert f"after {text.split()[2]} updates" in out

@@ -121,8 +121,8 @@ def test_both_engines_count_the_same_until_the_stop():
 
 def test_each_run_of_a_stack_stops_by_itself():
     grid = {"lr": [0.02, 0.05, 0.2]}
-    full = sweep(SMALL, grid, progress=False, lanes=1)
-    found = sweep({**SMALL, "patience": 1}, grid, progress=False, lanes=1, keep_best=True)
+    full = sweep(SMALL, grid, progress=False, lanes=2)  # one stack: its batches are shared out
+    found = sweep({**SMALL, "patience": 1}, grid, progress=False, lanes=2, keep_best=True)
     lengths = [len(run.evaluations["time"]) for run in found.runs]
     assert len(set(lengths)) > 1, "the runs must not all stop together"
     for run, want in zip(found.runs, full.runs):
