@@ -33,8 +33,7 @@ import numpy as np
 from fedjax_async.base import inputs
 
 LENGTH = 32  # characters
-# Fields of data and methods that do not count while they are None: folders of older versions go on.
-_ADDED_LATER = ("class_names", "group_names", "client_names", "joint", "policy")
+_ADDED_LATER = ("class_names", "group_names", "client_names", "joint", "policy")  # fields that do not count if None
 
 Contents = Iterator[bytes | tuple[str, object]]  # bytes, and objects with a name for error messages
 

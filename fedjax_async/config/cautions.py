@@ -53,8 +53,8 @@ UNFORESEEN = ("hurry", "participation", "polling")
 
 
 def caution_decay(s: Settings, timing: str) -> None:
-    """Warn of a learning rate that falls within each job, if ``timing`` ends jobs unforeseen."""
-    if timing in UNFORESEEN and isinstance(registry.spec("decay", DECAYS, s.decay).make(), WithinJob):
+    """Warn of a learning rate that falls within each job; ``timing``: one that ends jobs unforeseen."""
+    if isinstance(registry.spec("decay", DECAYS, s.decay).make(), WithinJob):
         warnings.warn(
             f"decay = {s.decay!r}: falls over the local steps that a job turns out to have, which its client cannot "
             f"know with the timing {timing}; a decay over the server's steps, such as cosine, avoids it",
