@@ -480,7 +480,7 @@ def test_sentence_5_rounds_need_the_fewest_bytes_where_they_are_in_time(committe
         fewest[name] = min(reached, key=lambda row: row["sent to target (MB)"].mean)["method"]
         if name == "lognormal, mlp":
             assert not any(in_rounds(row) for row in reached)
-    assert fewest.pop("lognormal, mlp") == "orthofl_released"
+    assert fewest.pop("lognormal, mlp") == "pisces"
     assert {*fewest.values()} == {"fedavgm", "mifa"}
 
 
@@ -493,3 +493,12 @@ def test_what_is_committed_is_small_and_of_methods_that_exist(files):
         tried[row[:3]] = tried.get(row[:3], 0) + 1
     assert {*tried.values()} <= {3, 4}, "equal points of a method are one run"
     assert {run.seed for run in found.runs} == {0, 1, 2, 3} and len(found.runs) == 4 * len(tried)
+
+
+def test_rows_of_earlier_runs_keep_their_machine(files):
+    head, before = "world,task,method,point,score,hardware,jax\r\n", "w,t,asgd,asgd,0.12345678,old,1\r\n"
+    table = head + before.replace("78,old,1", "79,new,2") + "w,t,mine,mine,0.5,new,2\r\n"
+    of_both = head + before.replace("78", "79") + "w,t,mine,mine,0.5,new,2\r\n"
+    assert files.page.of_their_machines(table, head + before) == of_both
+    assert files.page.of_their_machines(table, "") == table
+    assert files.page.of_their_machines(table, head + before.replace("0.1", "0.2")) == table, "run again"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +25,7 @@ from fedjax_async.types import FederatedData
 PAGE = Path(__file__).resolve().parent / "README.md"
 DECIMALS = {"mean rank": 1, "seconds": 0, "updates": 0, "time to target (s)": 0, "sent to target (MB)": 2}
 BEST = 8  # methods of each block in the table of details, and the columns that it leaves out
+OF_MACHINE = ("hardware", "jax")
 LEFT_OUT = ("largest staleness", "updates", "server steps", "seeds")
 
 
@@ -77,10 +80,27 @@ def best_rows(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [{name: cell for name, cell in row.items() if name not in LEFT_OUT} for row in first]
 
 
+def of_their_machines(table: str, before: str) -> str:
+    """A CSV table of blocks; rows that were in ``before`` keep the machine and version that ran them."""
+
+    def name_of(row: Mapping[str, str]) -> tuple[str, ...]:
+        return row["world"], row["task"], row["method"], row["point"], f"{float(row['score']):.6g}"
+
+    rows, older = (list(csv.DictReader(io.StringIO(text))) for text in (table, before))
+    machines = {name_of(row): {name: row[name] for name in OF_MACHINE} for row in older}
+    made = io.StringIO(newline="")
+    writer = csv.DictWriter(made, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(row | machines.get(name_of(row), {}) for row in rows)
+    return made.getvalue()
+
+
 def keep(found: kept.Results, scale: str, table: Path, folder: Path) -> None:
     """Write the results of a scale into ``folder``, and their tables into the page; ``table``: of all blocks."""
     kept.write(folder, scale, found)
-    disk.write(folder / f"{scale}.csv", table.read_bytes())
+    kept_table = folder / f"{scale}.csv"
+    before = kept_table.read_bytes().decode() if kept_table.exists() else ""
+    disk.write(kept_table, of_their_machines(table.read_bytes().decode(), before).encode())
     of_blocks, (of_ranks, numbers), worlds = summary.method_rows(found), summary.rank_rows(found), world_rows()
     for name, rows in {f"{scale}_ranks": of_ranks, f"{scale}_tests": [numbers], "worlds": worlds}.items():
         tables.write(rows, folder / f"{name}.csv")
