@@ -33,6 +33,7 @@ from fedjax_async.base import check
 from fedjax_async.models.conv import Conv, ConvPool
 from fedjax_async.models.norm import STATISTICS
 from fedjax_async.models.weights import arrays_of, filled
+from fedjax_async.models.wrap import with_inputs
 from fedjax_async.types import Model, Params, Path
 
 TRACKED = "num_batches_tracked"  # PyTorch's count of the batches that BatchNorm saw
@@ -68,6 +69,7 @@ def flattened(model: Model, input_shape: tuple[int, ...]) -> dict[str, int]:
     channels_first = len(input_shape) > 1  # whether PyTorch's last output with positions has its channels first
     channels = input_shape[-1] if channels_first else 0  # their number in that output; 0 if they are last
     found: dict[str, int] = {}
+    start = channels_first, channels
     shapes = jax.eval_shape(model.init, jax.eval_shape(jax.random.key, 0))
     if not any(name.rpartition("/")[2] == "kernel" for name in arrays_of(shapes)):
         return found  # such as a module of PyTorch, whose params are in its own layouts
@@ -95,7 +97,13 @@ def flattened(model: Model, input_shape: tuple[int, ...]) -> dict[str, int]:
         with nn.intercept_methods(follow):
             return model.apply(params, x)
 
-    jax.eval_shape(forward, jax.eval_shape(jax.random.key, 0), jax.ShapeDtypeStruct((1, *input_shape), np.float32))
+    def traced(dtype: Any) -> None:
+        nonlocal channels, channels_first
+        channels_first, channels = start
+        found.clear()
+        jax.eval_shape(forward, jax.eval_shape(jax.random.key, 0), jax.ShapeDtypeStruct((1, *input_shape), dtype))
+
+    with_inputs(traced)
     return found
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from fedjax_async.models.norm import STATISTICS, BatchNorm, row_mask
 from fedjax_async.types import Array, Key, Model, Params, Path
 
 NORMALISING = (nn.BatchNorm, BatchNorm)  # the layers with running statistics that leave padded rows out
+Result = TypeVar("Result")
 _GIVEN = ("train", "deterministic", "mask")  # the arguments that a run passes to a module's __call__
 _MISNAMED = ("training", "is_training", "is_train")  # refused: a run would never set them
 
@@ -43,7 +45,8 @@ def from_flax(
 
     If the module's ``__call__`` takes ``train``, it is true when a key is given (``deterministic``: false); the key
     seeds ``dropout``. Any other argument than the input needs a default; ``training`` is refused, since no run sets it.
-    Parameters start as float32; floating-point inputs are cast to the parameters' dtype. ``private``: see ``Model``.
+    Parameters start as float32; floating-point inputs are cast to the parameters' dtype, whole numbers (codes for an
+    ``nn.Embed``) stay as they are. ``private``: see ``Model``.
 
     The params are flax's parameters. If the module keeps running statistics, they are ``{"params": ...,
     "batch_stats": ...}``, and the model has ``train``: then BatchNorm, flax's own or ``models.BatchNorm``, leaves out
@@ -64,10 +67,10 @@ def from_flax(
     def mode_of(key: Key | None) -> dict[str, Any]:
         return {} if mode is None else {mode: (key is not None) == (mode == "train")}
 
-    def variables(key: Key) -> Params:
-        return module.init(key, jnp.zeros((1, *input_shape), jnp.float32), **mode_of(None))
+    def made(dtype: DTypeLike) -> Callable[[Key], Params]:
+        return lambda key: module.init(key, jnp.zeros((1, *input_shape), dtype), **mode_of(None))
 
-    shapes, layers = _shapes(module, input_shape, variables)
+    variables, (shapes, layers) = with_inputs(lambda dtype: (made(dtype), _shapes(module, input_shape, made(dtype))))
     check.require("params" in shapes, "module", type(module).__name__, "a module with parameters")
     kept, masks = set(shapes) - {"params"}, "mask" in accepted
     held = [tree.path_of(path)[:-1] for path, _ in jax.tree.leaves_with_path(shapes.get(STATISTICS, {}))]
@@ -103,6 +106,16 @@ def from_flax(
         return outputs, {**params, **updated}
 
     return Model(init, apply, loss, train if kept else None, private)
+
+
+def with_inputs(call: Callable[[DTypeLike], Result]) -> Result:
+    """``call`` with float32 as the dtype of inputs; with int32 if that raises, since embeddings read no floats."""
+    try:
+        return call(jnp.float32)
+    except ValueError as error:
+        with contextlib.suppress(ValueError):
+            return call(jnp.int32)
+        raise error
 
 
 def _shapes(module: nn.Module, input_shape: tuple[int, ...], init: Callable[[Key], Params]) -> tuple[Params, set[Path]]:

@@ -17,7 +17,7 @@ from fedjax_async import simulate
 from fedjax_async.base.notices import RunWarning
 from fedjax_async.local import local_training, run_job
 from fedjax_async.local.batches import seed_of
-from fedjax_async.models import from_flax, from_nnx
+from fedjax_async.models import flattened, from_flax, from_nnx
 from fedjax_async.models.nnx import makes_nnx
 from fedjax_async.types import Message
 from tests.local import textbook
@@ -157,6 +157,24 @@ def test_what_makes_nnx_modules_is_told_by_what_it_needs():
         makes_nnx(Nnx) and makes_nnx(functools.partial(Nnx, rate=0.1)) and makes_nnx(lambda rngs: Nnx(rngs, rate=0.1))
     )
     assert not any(map(makes_nnx, (lambda x: x, Nnx(nnx.Rngs(0)), functools.partial(Nnx, nnx.Rngs(0)), nnx.Linear, 3)))
+
+
+class Embedded(nn.Module):
+    """An embedding of flax, which reads whole numbers only."""
+
+    @nn.compact
+    def __call__(self, codes):
+        return nn.Dense(3, name="output")(nn.Embed(7, 4, name="embed")(codes).reshape(len(codes), -1))
+
+
+def test_a_linen_module_may_read_codes():
+    model, codes = from_flax(Embedded(), input_shape=(2,)), jnp.array([[1, 6], [0, 2]], jnp.uint8)
+    params = model.init(KEY)
+    by_hand = np.asarray(params["embed"]["embedding"])[codes].reshape(2, 8) @ np.asarray(params["output"]["kernel"])
+    np.testing.assert_allclose(model.apply(params, codes), by_hand, rtol=1e-5)
+    assert flattened(model, (2,)) == {}
+    with pytest.raises(ValueError, match="Input type must be an integer"):
+        model.apply(params, codes.astype(float))
 
 
 class Stacked(nnx.Module):
