@@ -31,7 +31,10 @@ Tokenizer = Callable[[str], list[int]]
 
 def read_vocabulary(content: bytes) -> dict[str, int]:
     """Token -> id from a ``vocab.txt``: one token per line, the id is the line's number from 0."""
-    tokens = content.decode("utf-8-sig").split("\n")
+    try:
+        tokens = content.decode("utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"vocabulary = '{len(content)} bytes': must be text in UTF-8 (byte {error.start})") from error
     tokens = [token.removesuffix("\r") for token in (tokens[:-1] if tokens[-1] == "" else tokens)]
     vocabulary = {token: i for i, token in enumerate(tokens)}
     for special in ("[PAD]", "[UNK]", "[CLS]", "[SEP]"):

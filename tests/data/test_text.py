@@ -89,6 +89,11 @@ def test_vocabularies_need_the_special_tokens(content):
         read_vocabulary(content)
 
 
+def test_a_vocabulary_in_another_encoding_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"^vocabulary = '28 bytes': must be text in UTF-8 \(byte 26\)"):
+        read_vocabulary(b"[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n\xe9\n")
+
+
 def table(*rows):
     return ("\r\n".join(["Category\tText", "d\tstring", "class\t", *(f"{g}\t{t}" for g, t in rows)]) + "\n").encode()
 
