@@ -15,6 +15,7 @@ from fedjax_async.clock.decisions import Decisions, Ended
 from fedjax_async.clock.durations import DelayModel
 from fedjax_async.clock.faults import FaultModel
 from fedjax_async.clock.network import NetworkModel, over
+from fedjax_async.clock.record import DROPPED
 from fedjax_async.clock.scenario import NO_LIMITS, Limits, Scenario
 from fedjax_async.clock.timing import TIMINGS, Timing
 from fedjax_async.types import Schedule
@@ -91,11 +92,21 @@ def plan(
     if len(schedule.job) == 0 and decisions is not None and decisions.withheld and not decisions.uploads:
         raise NothingArrives(str(decisions.nothing_uploaded()))
     if len(schedule.job) == 0:
-        first = schedule.upload_time.min(initial=np.inf)
-        gone = ": no client is online for long enough" if schedule.exhausted else ""
-        reason = f"the first upload takes {first:.6g} s" if first < np.inf else f"nothing is ever uploaded{gone}"
-        raise NothingArrives(f"{budget_text(until)}: nothing arrives in time; {reason}")
+        raise NothingArrives(f"{budget_text(until)}: nothing arrives in time; {_why_nothing(schedule, until)}")
     return schedule
+
+
+def _why_nothing(schedule: Schedule, until: Until) -> str:
+    """Why no upload was applied."""
+    first = float(schedule.upload_time.min(initial=np.inf))
+    if first == np.inf:
+        return "nothing is ever uploaded" + (": no client is online for long enough" if schedule.exhausted else "")
+    if until.time is None or first > until.time:
+        return f"the first upload takes {first:.6g} s"
+    dropped = np.isin(schedule.outcome, DROPPED)
+    if dropped[schedule.upload_time <= until.time].all():
+        return f"all {np.sum(dropped)} uploads that came are dropped, too late (timeout) or too stale (max_staleness)"
+    return f"the first upload comes after {first:.6g} s, but the server applies it only later"
 
 
 def check_until(until: Until) -> None:

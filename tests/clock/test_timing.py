@@ -3,7 +3,7 @@ from time import perf_counter
 import numpy as np
 import pytest
 
-from fedjax_async.clock import Outcome, Until, bind_delays, client_counts, durations, fast_paths
+from fedjax_async.clock import Limits, Outcome, Until, bind_delays, client_counts, durations, fast_paths
 from fedjax_async.clock.record import SLACK
 from tests.clock.textbook import TIMING_SPECS, N, make, same, table_of
 from tests.refusals import refusals
@@ -252,6 +252,8 @@ test_bad_settings_are_one_line_value_errors = refusals(
     ("every", {"until": Until(steps=1.5)}, "until.steps = 1.5"),
     ("every", {"until": Until(time=1e-9)}, "time = 1e-09: nothing arrives in time; the first upload takes"),
     ("every", {"until": Until(time=1e-9, steps=3)}, "time = 1e-09, server_steps = 3: nothing arrives in time"),
+    ("window:length=99", {"delays": "constant", "until": Until(time=50)}, "s, but the server applies it only later"),
+    ("every", {"until": Until(time=50), "limits": Limits(timeout=1e-3, late="drop")}, "uploads that came are dropped"),
     ("every", {"num_clients": 0}, "num_clients = 0"), ("every", {"seed": -1}, "seed = -1"),
     ("every", {"local_steps": 0}, "local_steps = 0"), ("every", {"local_steps": np.ones(3, int)}, "local_steps"),
     ("every", {"bytes_up": -1}, "bytes_up = -1"),
