@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ import numpy as np
 
 from fedjax_async.base import check, tree
 from fedjax_async.base.method import Method
+from fedjax_async.base.notices import NotConnected
 from fedjax_async.clock import DelayModel, NothingArrives, Until, at_or_before
 from fedjax_async.config import contracts, own
 from fedjax_async.config.budget import ended_early, rounded_up, with_early_end
@@ -38,7 +40,7 @@ from fedjax_async.engine.record import EngineResult
 from fedjax_async.engine.run import Ready, run_stack
 from fedjax_async.engine.tables import rows_of
 from fedjax_async.local import local_steps
-from fedjax_async.peers import Delivery, Exchange, PeerSchedule, plan_peers
+from fedjax_async.peers import Delivery, Exchange, PeerSchedule, plan_peers, topologies
 from fedjax_async.peers.synchronous import Overlapping
 from fedjax_async.peers.triggering import WITHHELD
 from fedjax_async.types import FederatedData, Model, Params, Run
@@ -147,6 +149,8 @@ def resolve_peers(settings: Settings) -> PeerResolved:
     components = components_of(peer_of(chosen, model, s.compress), trainer, model, data)
     _require_early(exchange, components, s)
     message, columns = sent_by_nodes(components.rule, components.client, components.hyper, shapes, data)
+    if bound(components.rule, components.hyper).cumulative and s.topology is not None:
+        _require_one_graph(s, len(data.size))
     size, withholds = _message_bytes(s, components, shapes, message), WITHHELD in columns
     contracts.check_clock(s, delay, len(data.size))
     return PeerResolved(s, components, exchange, delay, steps, size, withholds, _global_tests(s, data))
@@ -214,6 +218,15 @@ def planned_peers(
     if bound(run.components.rule, run.components.hyper).cumulative:
         caution_copies(str(s.method), schedule)
     return schedule, peer_points(schedule, every, None if spent else s.time)
+
+
+def _require_one_graph(s: Settings, nodes: int) -> None:
+    """``ValueError`` for graphs that change: a receiver adds up all differences that a sender has sent."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotConnected)  # planning says it
+        topology = topologies.bind(own.object_or_spec("topology", s.topology), nodes, s.seed)
+    allowed = f"one graph that stays: nodes of {s.method} keep what their neighbours have sent since the start"
+    check.require(len(topology.graphs) == 1, "topology", as_dict(s)["topology"], allowed)
 
 
 def _require_early(exchange: Exchange, components: Components, s: Settings) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import networkx as nx
 import numpy as np
 import pytest
 
@@ -202,6 +203,15 @@ def test_only_early_methods_send_nothing_of_their_training(peer):
     )
     equal = jax.tree.map(lambda a, b: bool((a == b).all()), still, moved)
     assert all(jax.tree.leaves(equal)) == node.early
+
+
+@pytest.mark.parametrize(
+    "topology", ["random_regular:degree=2,redraw=true", "gossip:receivers=2", [nx.cycle_graph(5), nx.star_graph(4)]]
+)
+def test_differences_that_are_added_up_need_one_graph(topology):
+    world = {"dataset": "synthetic", "model": "logistic", "clients": 5, "steps": 1, "updates": 10}
+    with pytest.raises(ValueError, match="one graph that stays: nodes of choco keep"):
+        simulate(method="choco", topology=topology, **world)
 
 
 @pytest.mark.parametrize("method", ["sgp", "dpsgd", "choco"])
