@@ -39,7 +39,7 @@ def interrupted(done, total, **status):
 @pytest.mark.parametrize(
     ("given", "recorded"),
     [
-        ({"method": "fedbuff@buffer:size=3"}, True),
+        ({"method": "fedbuff+swa@buffer:size=3"}, True),
         ({"method": "dpsgd"}, False),
         ({"policy": "oort", "timing": "buffer:size=2,concurrency=2"}, True),
     ],

@@ -5,14 +5,17 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_async.base import tree
 from fedjax_async.engine.flat import Flat, flat, flattened, opened
+from fedjax_async.engine.programs import shapes_of
+from fedjax_async.engine.stack_facts import stack_facts
+from fedjax_async.engine.stacking import layout_of, make_member, placed, shape_of
 from fedjax_async.models import STATISTICS
 from fedjax_async.server.running_statistics import statistics_in, weights_in
-from tests.engine.problem import case, stack_of
+from tests.engine.problem import case, on_an_accelerator
 
 SHAPES = st.lists(st.integers(0, 3), max_size=3).map(tuple)
 DTYPES = st.sampled_from([jnp.float32, jnp.bfloat16, jnp.int32, jnp.bool_, jnp.uint32])
@@ -28,11 +31,13 @@ def same(one, other):
         assert a.dtype == b.dtype and np.array_equal(a, b)
 
 
+@settings(max_examples=25)  # each shape compiles
 @given(TREES)
 def test_what_was_made_flat_is_the_same_when_it_is_opened(value):
     same(opened((flat(value), jnp.int32(1))), (value, jnp.int32(1)))
 
 
+@settings(max_examples=25)  # each shape compiles
 @given(TREES)
 def test_a_pytree_has_one_vector_for_each_dtype(value):
     dtypes = {leaf.dtype for leaf in jax.tree.leaves(value)}
@@ -68,11 +73,13 @@ def test_on_a_cpu_components_stay_as_they_are():
     assert flattened(components) is components
 
 
-def test_off_the_cpu_states_messages_and_uploads_are_vectors(monkeypatch):
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    stack = stack_of(case("scaffold", "every", steps=2, updates=5), max_width=4, batching="vmap")
-    carry = stack.programs.start(stack.tables, stack.params)
-    buffers = stack.buffers()
+def test_off_the_cpu_states_messages_and_uploads_are_vectors():
+    with on_an_accelerator():
+        member = make_member(*case("scaffold", "every", steps=2, updates=5))
+        member = member._replace(components=flattened(member.components))
+        layout = layout_of([member], max_width=4, batching="vmap")
+        shape = shape_of(layout)
+        carry, buffers, _ = shapes_of(placed([member], layout, shape, stack_facts([member], layout, shape)))
     for held in (carry.server, carry.clients, carry.slots.params, carry.slots.extra, buffers.left, buffers.after):
         leaves = jax.tree.leaves(held)
         assert isinstance(held, Flat) and len(leaves) == len({leaf.dtype for leaf in leaves})

@@ -22,7 +22,7 @@ from fedjax_async.peers.full_mixing import full_models, sgp
 from fedjax_async.peers.schedule import Delivery, PeerSchedule
 from fedjax_async.types import ClientData, Message, Probe
 from tests.engine.peer_problem import AVERAGE, EVERYTHING, FRAGMENTS, halves, peer_case
-from tests.engine.problem import MODEL, client, close, data, near, same
+from tests.engine.problem import MODEL, client, close, data, near, on_an_accelerator, same
 
 OPTIONS = {"batching": "loop", "max_width": 4, "lanes": 2}
 
@@ -57,19 +57,19 @@ def test_engine_equals_oracle(batching):
 
 
 @pytest.mark.float64
-def test_off_the_cpu_the_events_of_a_turn_are_written_at_once(monkeypatch):
+def test_off_the_cpu_the_events_of_a_turn_are_written_at_once():
     """Of two runs side by side, whose messages have two fragments."""
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     given, want = wanted()
     other = given._replace(key=jax.random.key(77))
-    members = [make_peer_member(*given), make_peer_member(*other)]
-    layout = peer_layout_of(members, max_width=4)
-    stack = make_peer_stack(members, layout, peer_shape(layout))
-    carry = stack.start()
-    span = np.zeros(2, np.int32)
-    traced = peer_programs.write(False, None).trace(stack.tables, carry, stack.buffers(), span)
-    assert not {"while", "cond"} & {eqn.primitive.name for eqn in traced.jaxpr.eqns}
-    first, second = run_stack(stack)
+    with on_an_accelerator():
+        members = [make_peer_member(*given), make_peer_member(*other)]
+        layout = peer_layout_of(members, max_width=4)
+        stack = make_peer_stack(members, layout, peer_shape(layout))
+        carry = stack.start()
+        span = np.zeros(2, np.int32)
+        traced = peer_programs.write(False, None).trace(stack.tables, carry, stack.buffers(), span)
+        assert not {"while", "cond"} & {eqn.primitive.name for eqn in traced.jaxpr.eqns}
+        first, second = run_stack(stack)
     agree(first, want)
     agree(second, run_peer_reference(*other))
 
@@ -170,11 +170,10 @@ def test_an_upload_above_the_limit_may_end_the_run():
 @pytest.mark.float64
 def test_little_memory_is_enough_with_shorter_batches():
     given, want = wanted()
-    options = {"batching": "loop", "max_width": 16, "lanes": 2}
-    usual = run_peer_waves(*given, **options, global_tests="never")
+    usual = run_peer_waves(*given, **OPTIONS, global_tests="never")
     assert not {"global_loss", "average_loss"} & set(usual.scores) and "consensus" in usual.scores
     enough = usual.counters["device_memory_bytes"] - 1
-    have = run_peer_waves(*given, **options, memory_limit=enough)
+    have = run_peer_waves(*given, **OPTIONS, memory_limit=enough)
     agree(have, want)
     assert have.counters["device_memory_bytes"] <= enough
     with pytest.raises(ValueError, match=r"memory_limit = 1000: must be at least \d+ bytes"):
@@ -238,6 +237,11 @@ def schedule(corrupt: int | None = None) -> PeerSchedule:
 POINTS = np.array([0.0, 3.0, 4.5, 8.0])  # event 1 ends after 3.0, event 4 after the end
 
 
+@jax.jit
+def uploaded(key, message, part, steps):
+    return run_job(client(), key, message, (), part, steps)[0]
+
+
 def by_hand(corrupt=None, mass=1.0):
     """The model of each node after each event, computed without the engine."""
     d, params, key = data(SIZES), MODEL.init(jax.random.key(1)), jax.random.key(2)
@@ -251,7 +255,7 @@ def by_hand(corrupt=None, mass=1.0):
                 w = jax.tree.map(lambda a, o, m, k=weight: a + k * (m - o), w, own, sent[source])
         part = ClientData(*map(jnp.asarray, (d.x, d.y, d.order)), d.offset[who], d.size[who])
         message = Message(w, version=s.number[e])
-        upload, _ = run_job(client(), job_key(key, who, s.number[e]), message, (), part, int(s.local_steps[e]))
+        upload = uploaded(job_key(key, who, s.number[e]), message, part, s.local_steps[e])
         nodes[who] = sent[e] = jax.tree.map(lambda a, u: a + u / mass, w, upload)
         after.append(list(nodes))
     return after

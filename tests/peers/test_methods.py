@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 
 import jax
@@ -11,7 +12,7 @@ import optax
 import pytest
 
 from fedjax_async.clock import Until
-from fedjax_async.compress import topk
+from fedjax_async.compress import sign, topk
 from fedjax_async.config import Settings, prepare
 from fedjax_async.engine.components import Components
 from fedjax_async.engine.peer_reference import run_peer_reference
@@ -39,6 +40,7 @@ def nothing_stays(path):
     return False
 
 
+@functools.cache
 def plain():
     return local_training(MODEL, optimizer=optax.sgd(textbook.LR), batch_size=textbook.BATCH)
 
@@ -180,7 +182,7 @@ def test_choco_compresses_with_random_numbers_that_no_local_step_draws():
         seen.append(jax.random.key_data(key).tolist())
         return exact.compress(key, x)
 
-    exact = topk(ratio=0.5)
+    exact = sign()
     peer, key = choco(nothing_stays, exact._replace(compress=kept)), jax.random.key(4)
     row = peer.init(MODEL.init(jax.random.key(1)))
     peer.push(row, row.params, Event(key, jnp.int32(0)))
