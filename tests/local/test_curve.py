@@ -1,5 +1,7 @@
 """Curve co-training: against float64 NumPy written from Algorithm 2, and its identities."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,15 +31,20 @@ def unflat(vector):
     return back(jnp.asarray(vector))
 
 
+@functools.cache
 def made(**options):
     options = {"metric": "euclidean", "warm": "off", "proximal": MU, "control_lr": CONTROL_LR} | options
     return curve_training(MODEL, optimizer=optax.adam(LR), batch_size=BATCH, **options)
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def trained(client, state, message, data, steps):
+    return run_job(client, KEY, message, state, data, steps)
+
+
 def job(client, steps, *, extra=(), who=0):
     """``(delta, offset)`` of a job, as vectors."""
-    message = Message(start_params(), extra, jnp.int32(0))
-    upload, _ = jax.jit(lambda message, data: run_job(client, KEY, message, (), data, steps))(message, client_data(who))
+    upload, _ = trained(client, (), Message(start_params(), extra, jnp.int32(0)), client_data(who), steps)
     inner = jax.tree.leaves(upload.offset)[0].ndim - jax.tree.leaves(upload.params)[0].ndim
     rows = [jax.tree.map(lambda leaf, j=j: leaf[j], upload.offset) for j in range(len(upload.offset["b"]) * inner)]
     return flat(upload.params), np.stack(list(map(flat, rows))) if inner else flat(upload.offset)
@@ -189,9 +196,9 @@ def test_private_leaves_stay_with_the_client_and_off_the_curve():
     model = MODEL._replace(private=lambda path: path == ("b",))
     client = curve_training(model, optimizer=optax.adam(LR), batch_size=BATCH, warm="off")
     state = client.init(start_params())
-    upload, (_, kept) = run_job(client, KEY, Message(start_params()), state, client_data(), 6)
+    upload, (_, kept) = trained(client, state, Message(start_params()), client_data(), 6)
     cubic = curve_training(model, optimizer=optax.adam(LR), batch_size=BATCH, warm="off", curve="cubic")
-    bent = run_job(cubic, KEY, Message(start_params()), state, client_data(), 6)[0].offset
+    bent = trained(cubic, state, Message(start_params()), client_data(), 6)[0].offset
     for each in (upload.params, upload.offset, bent):
         assert not np.any(each["b"]) and np.any(each["w"])
     assert np.abs(kept["b"] - start_params()["b"]).max() > 0.01

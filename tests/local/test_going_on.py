@@ -1,5 +1,7 @@
 """Clients that take in a second message in mid-job, against float64 NumPy; and which runs are refused."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -71,15 +73,21 @@ def test_the_proximal_term_is_drawn_to_where_the_part_began():
     np.testing.assert_allclose(fresh + upload, w, rtol=1e-12)
 
 
+@functools.cache
+def trainers():
+    """A client that goes on, and one that begins each part from its message."""
+    one = local.going_on(problem.client(), 0.6)
+    return one, one._replace(unsent=lambda before, after: after)
+
+
 @pytest.mark.float64
 @pytest.mark.parametrize("timing", ["midway:at=0.3", "midway:at=0.5,size=2"])
 def test_the_engine_equals_the_oracle_with_second_messages(timing):
     """Each client has its own number of steps; some have one, and no second message."""
-    trainer = local.going_on(problem.client(), 0.6)
+    trainer, never = trainers()
     given = problem.changed(problem.case("fedasync", timing, sizes=(3, 9, 4, 13, 6)), client=trainer)
     waves, oracle = run_waves(*given), run_reference(*given)
     problem.close(waves.params, oracle.params, 1e-12)
-    never = trainer._replace(unsent=lambda before, after: after)  # begins each part from its message
     other = run_reference(*problem.changed(given, client=never))
     gaps = jax.tree.map(lambda a, b: np.abs(np.asarray(a) - np.asarray(b)).max(), other.params, oracle.params)
     assert max(jax.tree.leaves(gaps)) > 1e-4

@@ -172,7 +172,7 @@ def statistics_after(own, alone=True, **settings):
 
 
 WAYS = {
-    "vmap": {"method": "asgd", "batching": "vmap"}, "curves": {"method": "asynccurve:correction=asgd"},
+    "vmap": {"method": "asgd", "batching": "vmap", "max_width": 1}, "curves": {"method": "asynccurve:correction=asgd"},
     "simplices": {"method": "floco"}, "nodes": {"method": "independent"},
     "policy": {"method": "asgd", "policy": "power_of_choice:d=2", "timing": "every:concurrency=2"},
 }  # fmt: skip

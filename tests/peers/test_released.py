@@ -23,6 +23,7 @@ from fedjax_async.peers import Event, plan_peers, pushcen
 from fedjax_async.types import ClientData, Model
 
 EVENT = Event(jax.random.key(3), jnp.float32(2.5))
+NOTHING = {"bias": np.zeros(2, np.float32), "kernel": np.zeros((2, 2), np.float32)}
 OWN = {"bias": jnp.array([7.0, 7.0]), "kernel": jnp.full((2, 2), 9.0)}
 MODEL = Model(lambda key: OWN, lambda params, x, key=None: x @ params["kernel"] + params["bias"][None], cross_entropy)
 
@@ -31,6 +32,10 @@ TABLES = ([-7.0, 0.0, 1.0, 2.0, 3.0], [0.0, 1.0, 3.0, 4.0, 5.0])
 INDICES = ([0, 1, 1, 4], [2, 0, 3, 4])
 MEAN = np.array([-2.0, 0.0, 2.0, 4.0])  # the plain mean of the two models; their own mean is 1
 DICTIONARY = [-3, -1, 0, 1, 3]  # MEAN - 1, all of it, and the zero; the mean of the tables would be [-3.5, 0.5, 2, ...]
+
+
+PEER = pushcen(lambda path: False, k=5, reference="released")
+init, wake, push = map(jax.jit, (PEER.init, PEER.wake, PEER.push))
 
 
 def messages():
@@ -52,13 +57,12 @@ def full_inbox(peer, row, weight):
 @functools.cache
 def first_aggregation():
     """The node that has mixed two messages before it has trained, with the coefficients of the release: 1/2 each."""
-    peer = pushcen(lambda path: False, k=5, reference="released")
-    row = peer.init(OWN)
-    return peer, peer.wake(row, full_inbox(peer, row, 0.5), EVENT)
+    row = init(OWN)
+    return wake(row, full_inbox(PEER, row, 0.5), EVENT)
 
 
 def test_the_first_aggregation_clusters_the_mean_of_the_messages():
-    _, row = first_aggregation()
+    row = first_aggregation()
     np.testing.assert_allclose(row.params["kernel"].ravel(), MEAN, atol=1e-5)
     np.testing.assert_allclose(row.params["bias"], [1, 1], atol=1e-5)
     np.testing.assert_allclose(row.dictionary.tables["kernel"], DICTIONARY, atol=1e-5)
@@ -66,26 +70,24 @@ def test_the_first_aggregation_clusters_the_mean_of_the_messages():
 
 
 def test_nodes_of_a_batch_aggregate_as_each_by_itself():
-    peer, row = first_aggregation()
-    start = peer.init(OWN)
-    inboxes = jax.tree.map(lambda *leaves: jnp.stack(leaves), full_inbox(peer, start, 0.5), peer.open(start))
-    both = jax.jit(jax.vmap(peer.wake, in_axes=(None, 0, None)))(start, inboxes, EVENT)
+    row, start = first_aggregation(), init(OWN)
+    inboxes = jax.tree.map(lambda *leaves: jnp.stack(leaves), full_inbox(PEER, start, 0.5), PEER.open(start))
+    both = jax.jit(jax.vmap(PEER.wake, in_axes=(None, 0, None)))(start, inboxes, EVENT)
     assert both.dictionary.known.tolist() == [True, False]
     np.testing.assert_allclose(both.dictionary.tables["kernel"], [DICTIONARY, [0] * 5], atol=1e-5)
     np.testing.assert_allclose(both.params["kernel"], [row.params["kernel"], OWN["kernel"]], atol=1e-5)
 
 
 def test_a_node_without_messages_has_no_dictionary_before_it_clusters():
-    peer = pushcen(lambda path: False, k=5, reference="released")
-    row = peer.init(OWN)
-    assert not peer.wake(row, peer.open(row), EVENT).dictionary.known
+    row = init(OWN)
+    assert not wake(row, PEER.open(row), EVENT).dictionary.known
 
 
 def test_later_aggregations_average_tables():
-    peer, row = first_aggregation()
+    row = first_aggregation()
     own = jnp.array([-1.0, 0.0, 1.0, 1.0, 2.0])
     row = row._replace(own=row.own._replace(tables={"bias": None, "kernel": own}, known=jnp.bool_(True)))
-    later = peer.wake(row, full_inbox(peer, row, 0.25), EVENT)
+    later = wake(row, full_inbox(PEER, row, 0.25), EVENT)
     np.testing.assert_allclose(later.dictionary.tables["kernel"], [-2.25, 0.25, 1.5, 2, 3], atol=1e-6)
 
 
@@ -104,15 +106,14 @@ DECODED = [-4, 0, 2, 3]
 
 def warm():
     """A node with the dictionary START and the weights X + 5."""
-    peer, row = first_aggregation()
+    row = first_aggregation()
     dictionary = row.dictionary._replace(tables={"bias": None, "kernel": jnp.array(START)})
-    return peer, row._replace(params={**OWN, "kernel": jnp.asarray(X + 5).reshape(2, 2)}, dictionary=dictionary)
+    return row._replace(params={**OWN, "kernel": jnp.asarray(X + 5).reshape(2, 2)}, dictionary=dictionary)
 
 
 def test_the_warm_start_after_it_by_hand():
-    peer, row = warm()
-    nothing = jax.tree.map(jnp.zeros_like, OWN)
-    after, sent, _ = peer.push(row, nothing, EVENT)
+    row = warm()
+    after, sent, _ = push(row, NOTHING, EVENT)
     sent = jax.tree.map(lambda leaf: leaf[0], sent)
     np.testing.assert_allclose(sent.tables["kernel"], WARM, atol=1e-5)
     np.testing.assert_allclose(lookup(sent)["kernel"].ravel(), DECODED, atol=1e-5)
@@ -122,21 +123,19 @@ def test_the_warm_start_after_it_by_hand():
 
 
 def test_without_messages_the_dictionary_is_that_of_the_first_clustering():
-    peer = pushcen(lambda path: False, k=5, reference="released")
-    row = peer.init({**OWN, "kernel": jnp.asarray(X + 5, jnp.float32).reshape(2, 2)})
-    after, sent, _ = peer.push(row, jax.tree.map(jnp.zeros_like, OWN), EVENT)
+    row = init({**OWN, "kernel": jnp.asarray(X + 5, jnp.float32).reshape(2, 2)})
+    after, sent, _ = push(row, NOTHING, EVENT)
     np.testing.assert_allclose(after.dictionary.tables["kernel"], START, atol=1e-5)
     np.testing.assert_allclose(sent.tables["kernel"][0], WARM, atol=1e-5)
     assert after.dictionary.known
 
 
 def test_training_is_anchored_at_the_dictionary_and_masked_where_the_warm_start_prunes():
-    peer, row = warm()
     client = anchored_training(MODEL, optimizer=optax.sgd(0.1), batch_size=1, reference="released")
     one, zero = jnp.zeros((1, 2)), jnp.int32(0)
     data = ClientData(one, jnp.zeros(1, jnp.int32), jnp.zeros(1, jnp.int32), zero, zero + 1)
-    message = peer.start(row)._replace(version=zero, local_steps=zero + 1)
-    work = client.begin(EVENT.key, message, client.init(OWN), data)
+    message = PEER.start(warm())._replace(version=zero, local_steps=zero + 1)
+    work = jax.jit(client.begin)(EVENT.key, message, client.init(OWN), data)
     np.testing.assert_allclose(work.anchor.weights["kernel"].ravel(), DECODED, atol=1e-5)
     np.testing.assert_array_equal(work.anchor.mask["kernel"].ravel(), [True, False, True, True])
 
