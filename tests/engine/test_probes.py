@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +9,7 @@ import pytest
 
 from fedjax_async import Settings, simulate, sweep
 from fedjax_async.base import tree
-from fedjax_async.config import execute, execute_group, plan_groups, prepare
+from fedjax_async.config import execute, plan_groups, prepare
 from fedjax_async.data import fashion_mnist_6k, federate, population
 from fedjax_async.data.federated import client_rows
 from fedjax_async.engine import run_reference, run_waves
@@ -152,15 +150,13 @@ def test_start_models_kept_at_half_precision_are_seen_in_full():
 def test_every_run_of_a_sweep_has_its_own_tables(tmp_path):
     probes = {"sizes": Probe(sizes, every=2)}
     base = SMALL | {"validation_fraction": 0.2}
-    found = sweep(base, {"lr": [0.01, 0.2]}, seeds=2, probes=probes, progress=False)
+    found = sweep(base, {"lr": [0.01, 0.2]}, seeds=2, lanes=1, probes=probes, progress=False)
+    (group,) = plan_groups(list(found.settings), probes=probes, lanes=1)
+    assert len(group.stacks) == 1, "runs with other partitions, side by side"
     for settings, run in zip(found.settings, found.runs, strict=True):
         agree(run.probes, execute(prepare(settings, probes=probes)).probes, rtol=1e-5)
-    settings = [dataclasses.replace(found.settings[0], seed=seed) for seed in (0, 1)]
-    runs = {}
-    (group,) = plan_groups(settings, probes=probes, lanes=1)
-    assert len(group.stacks) == 1, "runs with other partitions, side by side"
-    execute_group(settings, group, on_finished=runs.__setitem__, probes=probes)
-    assert not np.array_equal(runs[0].probes["sizes"]["train"], runs[1].probes["sizes"]["train"])
+    one, other = (run.probes["sizes"] for run in found.runs[:2])
+    assert found.settings[0].seed != found.settings[1].seed and not np.array_equal(one["train"], other["train"])
     kept = sweep(base, seeds=[0], out=tmp_path, probes=probes, progress=False)
     assert list(kept.run(0).probes) == ["sizes"]
     assert list(sweep(base, seeds=[0], out=tmp_path, probes=probes, progress=False).run(0).probes) == ["sizes"]

@@ -102,16 +102,16 @@ def test_without_feedback_nothing_is_kept():
     jax.tree.map(np.testing.assert_array_equal, first, second)
 
 
-@pytest.mark.parametrize("name", COMPRESSORS)
+@pytest.mark.parametrize("name", ["identity", "sign", "scaled_sign", "topk"])
 def test_the_bits_of_an_upload_are_its_bytes(name):
+    """Compressing the upload again changes nothing."""
     params = zeros()
     wrapped = feedback(drawing(), COMPRESSORS[name](), per="tensor")
     upload, state = compiled(wrapped, params)(jax.random.key(2), wrapped.init(params))
     columns = {name: int(value) for name, value in sent(state).items()}
-    if name in ("identity", "sign", "scaled_sign", "topk"):  # compressing the upload again changes nothing
-        wire = on_tree(COMPRESSORS[name](), params, group=lambda path: path)
-        payload = jax.jit(wire.compress)(jax.random.key(0), upload)
-        assert columns["bits"] == 8 * len(encode(payload))
+    wire = on_tree(COMPRESSORS[name](), params, group=lambda path: path)
+    payload = jax.jit(wire.compress)(jax.random.key(0), upload)
+    assert columns["bits"] == 8 * len(encode(payload))
     assert 0 < columns["values_bits"] < columns["bits"] <= 8 * 150
 
 
