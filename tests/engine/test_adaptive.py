@@ -13,7 +13,19 @@ from fedjax_async.engine import evaluation_points, growing_stack, programs, run_
 from fedjax_async.engine.adaptive import alone
 from fedjax_async.engine.adaptive_reference import ReferenceExecutor
 from fedjax_async.engine.checkpoint import Keeper
-from tests.engine.adaptive_problem import DELAY, EVERY, FAULTY, LOOP, VMAP, adaptive, learned, personal, sparse_client
+from tests.engine.adaptive_problem import (
+    DELAY,
+    EVERY,
+    FAULTY,
+    LOOP,
+    VMAP,
+    adaptive,
+    learned,
+    outset_of,
+    personal,
+    planned,
+    sparse_client,
+)
 from tests.engine.problem import Killed, case, changed, close, killer, on_an_accelerator, remembering, same
 
 pytestmark = pytest.mark.float64
@@ -183,7 +195,8 @@ def test_the_threads_end_with_a_run_that_fails(pools):
 
 def test_the_threads_of_an_adaptive_run_last_while_its_tables_grow_and_end_with_it(pools, monkeypatch):
     compiled, compile_programs = [], programs.compile_programs
-    monkeypatch.setattr(growing_stack, "LEAST", 2)
     monkeypatch.setattr(programs, "compile_programs", lambda *a, **k: compiled.append(a) or compile_programs(*a, **k))
-    adaptive(alone, case("fedbuff", TIMING, DELAY, every=EVERY), TIMING, Policy(every=4), under_way=1, **LOOP)
+    rare = Policy(every=300)
+    outset = outset_of(case("fedbuff", TIMING, DELAY, every=EVERY), rare)
+    planned(alone(outset, **LOOP), rare, TIMING, updates=310)
     assert len(compiled) == 2 and all_ended(pools) == 1

@@ -41,9 +41,8 @@ def interrupted(done, total, **status):
     [
         ({"method": "fedbuff+swa@buffer:size=3"}, True),
         ({"method": "dpsgd"}, False),
-        ({"policy": "oort", "timing": "buffer:size=2,concurrency=2"}, True),
     ],
-    ids=["server", "nodes of an older version", "policy"],
+    ids=["server", "nodes of an older version"],
 )
 def test_a_run_resumes_only_in_its_own_mode_of_64_bits(tmp_path, monkeypatch, given, recorded):
     """The mode is recorded; checkpoints that do not say it show it in the dtypes of their arrays."""
