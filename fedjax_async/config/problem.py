@@ -165,7 +165,7 @@ def model_of(s: Settings, data: FederatedData) -> Model:
     if augment is not None:
         tried = partial(returned, "augment", objects.KINDS["augment"], augment)
         check_augment(tried, row_of(data.x), s.augment)
-    if own.thing_of("model", s.model) is None:
+    if own.thing_of("model", s.model) is None and registry.read("model", str(s.model)).name in OF_TEXT:
         _check_codes(registry.spec("model", MODELS, str(s.model)), data)
     return _ready(chosen, data.decode, s.compute, s.remat, augment)
 
@@ -175,7 +175,7 @@ def _check_codes(model: Spec, data: FederatedData) -> None:
 
     It would read them as nothing at all.
     """
-    if model.name not in OF_TEXT or data.decode is not as_is:
+    if data.decode is not as_is:
         return
     found = np.dtype(data.x.dtype)
     check.require(
