@@ -46,14 +46,14 @@ def oort(tmp_path_factory):
 
 @pytest.mark.filterwarnings("ignore::fedjax_async.base.notices.RunWarning")
 @pytest.mark.parametrize("changes", [
-    {"updates": None, "time": 12.0, "attack": "sign_flip:share=0.4"},
+    {"updates": None, "time": 12.0, "attack": "sign_flip:share=0.4", "engine": "reference"},
     pytest.param({"eval_time": 1.5, "compress": "topk:ratio=0.5", "faults": "drop:probability=0.3"},
                  marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_uniform_is_the_planned_run(changes):
     want, have = run(**changes), run(**changes, policy="uniform")
     same(learned(want), learned(have))
-    assert have.counters["looks"] > 5 and have.counters["look_seconds"] > 0
+    assert have.counters["looks"] > 5
     counted = {"updates", "server_steps", "lost", "rejected", "useful_steps", "attackers", "malicious"}
     assert {name: want.counters[name] for name in counted & want.counters.keys()}.items() <= have.counters.items()
     assert want.counters.get("malicious", 0) > 0 or "attack" not in changes
@@ -69,6 +69,7 @@ def test_without_evaluations_asked_for_there_are_about_fifty():
 
 def test_what_was_observed_and_chosen_is_in_the_run(oort):
     found, folder = oort
+    assert found.counters["look_seconds"] > 0
     assert {"observed", "chosen"} == set(found.probes)
     chosen, observed = found.probes["chosen"], found.probes["observed"]
     np.testing.assert_array_equal(chosen["client"], found.schedule.client)

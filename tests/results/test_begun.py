@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -87,9 +88,8 @@ def test_a_killed_run_goes_on_as_it_began(again, old, tmp_path):
 
 
 def test_a_comparison_goes_on_with_more_seeds_as_it_began(old, tmp_path, capsys):
-    simulate(before(), out=tmp_path / "runs" / "fedbuff" / "seed_0", plots=False)
-    capsys.readouterr()
-    runs = compare(["fedbuff", "fedasync"], seeds=2, out=tmp_path, plots=False, progress=False, **TINY)["fedbuff"]
+    shutil.copytree(old[0], tmp_path / "runs" / "fedbuff" / "seed_0")
+    runs = compare(["fedbuff"], seeds=2, out=tmp_path, plots=False, progress=False, **TINY)["fedbuff"]
     assert capsys.readouterr().out.count("fedbuff means") == 1
     assert [steps(run) for run in runs] == [8, 8] and [run.settings["method"] for run in runs] == ["fedbuff"] * 2
     np.testing.assert_array_equal(runs[0].evaluations["loss"], old[1].evaluations["loss"])

@@ -133,7 +133,7 @@ def test_each_run_of_a_stack_stops_by_itself():
 
 def test_what_comes_after_the_stop_ends_no_run():
     """Without the stop, a corrupt upload raises an error in this run."""
-    given = {**SMALL, "faults": "corrupt:probability=0.1", "on_bad": "raise", "seed": 3}
+    given = {**SMALL, "faults": "corrupt:probability=0.1", "on_bad": "raise", "seed": 3, "engine": "reference"}
     schedule = prepare(Settings(**given)).schedule
     first = int(np.flatnonzero(schedule.corrupt[schedule.job])[0])
     assert 2 <= first < 20, "choose another seed"
@@ -302,7 +302,8 @@ def test_a_run_that_is_read_has_the_stream_that_it_had(tmp_path, setting):
         "updates": 6,
         **PARTS,
     } | setting
-    given |= {"eval_updates": 3, "delay": "constant:mean=10", "stream": "csv", "out": tmp_path, "plots": False}
+    given |= {"eval_updates": 3, "delay": "constant:mean=10", "engine": "reference"}
+    given |= {"stream": "csv", "out": tmp_path, "plots": False}
     simulate(**given)
     before = (tmp_path / "stream.csv").read_bytes()
     simulate(**given)

@@ -323,18 +323,15 @@ LONG_NAME = ":server_lr=0.5@buffer:size=20"
 def test_pictures_for_a_paper(width, inches, long):
     drawing = Drawing(("svg",), width, "A title")
     named = {f"{name}{long}": runs for name, runs in TWO.items()}
-    for figure in (
-        accuracy_curve(named, drawing=drawing),
-        gantt(make_schedule(), drawing=drawing),
-        histogram(make_run(), drawing),
-    ):
+    compared = accuracy_curve(named, drawing=drawing)
+    nameless = (gantt(make_schedule(), drawing=drawing), histogram(make_run(), drawing)) if long else ()
+    for figure in (compared, *nameless):
         figure.draw_without_rendering()
         assert figure.get_figwidth() == inches and figure.get_suptitle() == "A title"
         found = [text for text in figure.findobj(matplotlib.text.Text) if text.get_text()]
         assert max(text.get_fontsize() for text in found) <= 8
-    figure = accuracy_curve(named, drawing=drawing)
-    legend = [text.get_text() for each in figure.legends for text in each.get_texts()]
-    assert texts(figure.axes[0]) + legend == list(named)
+    legend = [text.get_text() for each in compared.legends for text in each.get_texts()]
+    assert texts(compared.axes[0]) + legend == list(named)
     assert bool(legend) == (width == "column" and bool(long))
 
 

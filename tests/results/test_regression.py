@@ -34,7 +34,7 @@ def accuracies(folder):
     return {name: columns for name, columns in found.items() if columns}
 
 
-PARTS = SMALL | {"test_fraction": 0.5, "validation_fraction": 0.2}
+PARTS = SMALL | {"test_fraction": 0.5, "validation_fraction": 0.2, "engine": "reference"}
 
 
 @pytest.mark.parametrize("settings", [{"method": "fedasync", "per_client": True}, {"method": "dpsgd"}])
