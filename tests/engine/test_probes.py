@@ -153,9 +153,10 @@ def test_every_run_of_a_sweep_has_its_own_tables(tmp_path):
     found = sweep(base, {"lr": [0.01, 0.2]}, seeds=2, lanes=1, probes=probes, progress=False)
     (group,) = plan_groups(list(found.settings), probes=probes, lanes=1)
     assert len(group.stacks) == 1, "runs with other partitions, side by side"
-    for settings, run in zip(found.settings, found.runs, strict=True):
-        agree(run.probes, execute(prepare(settings, probes=probes)).probes, rtol=1e-5)
-    one, other = (run.probes["sizes"] for run in found.runs[:2])
+    tables = [run.probes for run in found.runs]
+    for settings, table in zip(found.settings, tables, strict=True):
+        agree(table, execute(prepare(settings, probes=probes)).probes, rtol=1e-5)
+    one, other = (table["sizes"] for table in tables[:2])
     assert found.settings[0].seed != found.settings[1].seed and not np.array_equal(one["train"], other["train"])
     kept = sweep(base, seeds=[0], out=tmp_path, probes=probes, progress=False)
     assert list(kept.run(0).probes) == ["sizes"]
