@@ -335,7 +335,7 @@ def equal(paths, weights, books, uploads):
     """Compare with the textbook's rules, (rule, guards) each; return the textbook's paths."""
     expected = [textbook.play(flat(start_params()), uploads, *book) for book in books]
     for have, weight, (path, effective) in zip(paths, weights, expected, strict=True):
-        np.testing.assert_allclose(have, path, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(have, path, rtol=1e-10, atol=1e-12)
         np.testing.assert_allclose(weight, effective, rtol=1e-12)
     return [path for path, _ in expected]
 
@@ -379,7 +379,7 @@ def test_a_run_whose_every_arrival_closes_may_say_so_once(name):
     (options, book), uploads = RULES[name], closing(random_uploads(7))
     _, path, weights = run(SERVERS[name], start_params(), uploads, always_closes=True, **options)
     expected, effective = textbook.play(flat(start_params()), uploads, book)
-    np.testing.assert_allclose(path, expected, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(path, expected, rtol=1e-10, atol=1e-12)
     np.testing.assert_allclose(weights, effective, rtol=1e-12)
 
 
@@ -434,7 +434,7 @@ def test_fedasync_from_one_dispatch_is_asgd_with_geometric_weights(seed, a, k):
     uploads = [u._replace(start=flat(start_params())) for u in closing(random_uploads(seed, k, rejected=0.0))]
     weighted = [u._replace(delta=a * (1 - a) ** (k - i) * u.delta) for i, u in enumerate(uploads, start=1)]
     mixed = end(fedasync, uploads, mixing=a, staleness="constant")
-    np.testing.assert_allclose(mixed, end(asgd, weighted, server_lr=1.0), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(mixed, end(asgd, weighted, server_lr=1.0), rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.float64
@@ -445,8 +445,8 @@ def test_fedbuff_over_all_clients_without_staleness_is_uniform_fedavg(seed, lr):
     expected = end(fedavg, uploads, weighting="uniform", server_lr=lr)
     constant = end(fedbuff, uploads, staleness="constant", server_lr=lr)
     fresh = end(fedbuff, [u._replace(staleness=0) for u in uploads], server_lr=lr)
-    np.testing.assert_allclose(constant, expected, rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(fresh, expected, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(constant, expected, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(fresh, expected, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.float64
