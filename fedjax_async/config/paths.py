@@ -29,6 +29,7 @@ Fields = Mapping[str, Any]  # every setting by name; unlike a Settings, not yet 
 FIELDS: dict[str, dataclasses.Field[Any]] = {field.name: field for field in dataclasses.fields(Settings)}
 OF_METHODS = (
     "timing",
+    "policy",
     "topology",
     "exchange",
     "compress",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from fedjax_async.base import grammar, registry
+from fedjax_async.base import check, grammar, registry
 from fedjax_async.base.spec import Spec
 from fedjax_async.clock import POLICIES, TIMINGS, Policy
 from fedjax_async.config import own
@@ -90,7 +90,11 @@ def first_timing(s: Settings, timing: Spec, clients: int) -> Spec:
 def require_choice(s: Settings, timing: Spec, policy: Policy, clients: int) -> None:
     """``ValueError`` if the policy chooses clients but all of them are to train at once; says how to change that."""
     options = timing.options
-    if policy.choose is None or timing.name in IDLE or options.get("concurrency", 1) is not None:
+    if policy.choose is None or "concurrency" not in options:
+        return
+    allowed = f"at least 2, so that policy = {str(s.policy)!r} has clients to choose among (uniform chooses none)"
+    check.require(clients > 1, "clients", clients, allowed)
+    if timing.name in IDLE or options["concurrency"] is not None:
         return  # the planner checks a concurrency that is given
     spec, brought = str(s.timing or method_of(s.method).timing), brings_timing(s.method)
     lower = min(max(options.get("size", 1), clients // 2), max(clients - 1, 1))

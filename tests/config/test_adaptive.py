@@ -274,6 +274,14 @@ def test_a_method_may_bring_its_policy_and_a_setting_replaces_it():
     assert run(method="pisces", time=30.0, updates=None).probes["chosen"]["client"].size > 5
 
 
+@pytest.mark.parametrize("method", ["pisces", "pisces@pace:concurrency=1", "pisces@every"])
+def test_one_client_leaves_a_policy_no_choice(method):
+    one = Settings(method=method, dataset="synthetic", model="logistic", clients=1, updates=4, steps=1)
+    with pytest.raises(ValueError, match=r"^clients = 1: must be at least 2, so that policy = 'pisces' has clients to"):
+        prepare(one)
+    assert prepare(dataclasses.replace(one, policy="uniform")).schedule.num_clients == 1
+
+
 def test_a_method_that_brings_a_policy_has_no_trajectory():
     with pytest.raises(ValueError, match=r"^method = 'pisces': must be a method without a policy, which plans the run"):
         trajectory(Settings(method="pisces", model="logistic", clients=3, updates=4, steps=1))

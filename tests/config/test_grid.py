@@ -16,7 +16,7 @@ from fedjax_async.base import grammar, registry
 from fedjax_async.config import Settings
 from fedjax_async.config.grid import LONGEST_NAME, expand, labels, point_name, setting_title, swept
 from fedjax_async.config.paths import FIELDS, changed, checked, flat, value_of, values_of
-from fedjax_async.config.settings import as_dict
+from fedjax_async.config.settings import as_dict, fields_of
 from fedjax_async.engine.peer_points import GLOBAL_TESTS
 from fedjax_async.peers import EXCHANGES, TOPOLOGIES
 from tests.told import refusal
@@ -311,3 +311,12 @@ WRONG = [
 @pytest.mark.parametrize(("given", "says"), WRONG, ids=range(len(WRONG)))
 def test_bad_points_seeds_and_bases(given, says):
     assert says in refusal(expand, **dict(zip(("base", "grid", "points", "seeds"), given)))
+
+
+def test_options_of_the_policy_that_a_method_brings_are_swept():
+    pisces = fields_of(Settings(method="pisces", updates=4))
+    assert changed(pisces, {"policy.recent": 3})["policy"] == "pisces:recent=3"
+    with pytest.raises(ValueError, match="pisces has no option 'recent'; did you mean 'policy.recent'"):
+        changed(pisces, {"method.recent": 3})
+    with pytest.raises(ValueError, match="policy = None: must be given, to set its option recent"):
+        changed(fields_of(BASE), {"policy.recent": 3})
