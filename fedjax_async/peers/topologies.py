@@ -204,7 +204,8 @@ def random_regular(*, degree: int = 4, redraw: bool = False) -> TopologyModel:
     check.kind("redraw", redraw, bool, "true or false")
 
     def make(n: int, seed: int) -> nx.Graph:
-        check.require(degree < n and n * degree % 2 == 0, "degree", degree, f"below {n}, and even times {n} nodes")
+        allowed = f"below the {n} nodes, and even times {n}"
+        check.require(degree < n and n * degree % 2 == 0, "degree of random_regular", degree, allowed)
         return _networkx().random_regular_graph(degree, n, seed)
 
     return _redrawn(make) if redraw else _connected(make, f"degree = {degree}")
