@@ -292,6 +292,7 @@ class PeerAlgorithm(NamedTuple):
     wire: Callable[[Any], int] | None = None
     early: bool = False  # whether messages hold nothing of the event's training, so that they may leave before it
     cumulative: bool = False  # whether receivers add up what a node sends: each message must reach them exactly once
+    debiased: bool = False  # whether steps are divided by the node's push-sum mass
 
 
 class DataParts(NamedTuple):
@@ -305,8 +306,7 @@ class DataParts(NamedTuple):
 class Probe(NamedTuple):
     """``function(state, memory, arrival, parts) -> {column: scalar}``, called before ``receive``; changes nothing.
 
-    ``function.needs``, optional: names of the parts that it needs, ``("test",)``; a run whose clients lack one of them
-    is refused.
+    ``function.needs``, optional: the parts that it needs, ``("test",)``; a run whose clients lack one is refused.
     """
 
     function: Callable[[State, State, Arrival, DataParts], Mapping[str, Array]]

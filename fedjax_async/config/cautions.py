@@ -22,7 +22,7 @@ from fedjax_async.engine.evaluation import Every
 from fedjax_async.local import DECAYS, WithinJob
 from fedjax_async.models import starts_alike
 from fedjax_async.peers import PeerSchedule
-from fedjax_async.peers.statistics import not_mixed_once
+from fedjax_async.peers.statistics import mass_after_mixing, not_mixed_once
 from fedjax_async.types import ClientAlgorithm, FederatedData, Model, Run, Schedule
 
 
@@ -139,6 +139,25 @@ def caution_copies(method: str, schedule: PeerSchedule) -> None:
             f"method = {method!r}: {missed} messages of the plan do not reach their receivers exactly once (lost, "
             "corrupt, late, or a node was away), so nodes keep different copies of each other's models for the rest of "
             "the run, and need not agree; it is for synchronous rounds on a fixed graph in which nothing fails",
+            RunWarning,
+            stacklevel=2,
+        )
+
+
+LEAST_MASS = 1e-3  # of a node whose steps are divided by it: they are then a thousand times as long
+
+
+def caution_masses(method: str, schedule: PeerSchedule, early: bool) -> None:
+    """Warn of a plan in which nodes that divide their steps by their mass (``PeerAlgorithm.debiased``) have hardly any.
+
+    ``early``: they divide by what they keep after the split of their mass.
+    """
+    mass = schedule.mass if early else mass_after_mixing(schedule)
+    if np.any((mass > 0) & (mass < LEAST_MASS)):
+        warnings.warn(
+            f"method = {method!r}: steps of a node are divided by its push-sum mass, and nodes of the plan have less "
+            f"than {LEAST_MASS:g}: such steps can make the loss diverge. Nodes that train much more often than they "
+            "hear from others give their mass away; in rounds, the method's usual exchange, they do not",
             RunWarning,
             stacklevel=2,
         )

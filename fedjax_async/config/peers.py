@@ -17,7 +17,7 @@ from fedjax_async.base.notices import NotConnected
 from fedjax_async.clock import DelayModel, NothingArrives, Until, at_or_before
 from fedjax_async.config import contracts, own
 from fedjax_async.config.budget import ended_early, rounded_up, with_early_end
-from fedjax_async.config.cautions import caution_copies, caution_evaluations, caution_fragments
+from fedjax_async.config.cautions import caution_copies, caution_evaluations, caution_fragments, caution_masses
 from fedjax_async.config.checked_parts import sent_by_nodes
 from fedjax_async.config.clients import client_of, longest_message
 from fedjax_async.config.methods import client_spec, method_of
@@ -215,8 +215,11 @@ def planned_peers(
     check.require(within, "eval_at", s.eval_at, f"times with at least one in the run, which ends after {end:g} s")
     caution_evaluations(every, end, len(schedule.client), len(schedule.client))
     caution_fragments(schedule)
-    if bound(run.components.rule, run.components.hyper).cumulative:
+    node = bound(run.components.rule, run.components.hyper)
+    if node.cumulative:
         caution_copies(str(s.method), schedule)
+    if node.debiased:
+        caution_masses(str(s.method), schedule, node.early)
     return schedule, peer_points(schedule, every, None if spent else s.time)
 
 

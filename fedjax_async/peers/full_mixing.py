@@ -32,11 +32,12 @@ def sgp(stays: Stays) -> PeerAlgorithm:
     """Stochastic gradient push: full models with push-sum masses, steps divided by the node's mass.
 
     ``x <- x + upload(z)`` with ``z = x / s`` is kept as ``z <- z + upload(z) / s``: what is mixed and evaluated is z.
-    A node without mass (``push_sum:late_mass=0``, until its first message) trains as if it had the mass 1.
+    A node without mass (``push_sum:late_mass=0``, until its first message) trains as if it had the mass 1. With the
+    exchange ``push_sum`` nodes much faster than others give their mass away, so that their steps are very long.
 
     Source: Assran et al., "Stochastic gradient push for distributed deep learning" (2019), algorithm 1.
     """
-    return _full_models(stays, lambda upload, event: _divided(upload, event.mass))
+    return _full_models(stays, lambda upload, event: _divided(upload, event.mass))._replace(debiased=True)
 
 
 def osgp(stays: Stays) -> PeerAlgorithm:
@@ -52,7 +53,7 @@ def osgp(stays: Stays) -> PeerAlgorithm:
     waits for its own neighbours only. Its larger synch_freq, with which nodes go on while messages are late, has the
     exchange ``push_sum`` in its place, with which they never wait.
     """
-    return _full_models(stays, lambda upload, event: _divided(upload, event.kept), early=True)
+    return _full_models(stays, lambda upload, event: _divided(upload, event.kept), early=True)._replace(debiased=True)
 
 
 def _divided(upload: Params, mass: Array | float) -> Params:

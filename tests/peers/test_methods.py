@@ -226,3 +226,19 @@ def test_a_node_without_mass_trains_with_plain_steps():
     row = peer.init({"w": jnp.ones((1, 2))})
     for mass, want in ((0.0, 1.5), (0.25, 3.0)):
         np.testing.assert_allclose(peer.push(row, step, Event(jax.random.key(0), jnp.asarray(mass)))[0]["w"], want)
+
+
+@pytest.mark.parametrize(
+    ("method", "spread", "warns"),
+    [("sgp", 1, False), ("sgp@push_sum", 0.1, False), ("sgp@push_sum", 1, True), ("osgp@push_sum", 1, True),
+     ("async_dfedavg@push_sum", 1, False)],
+)  # fmt: skip
+def test_steps_divided_by_hardly_any_mass_are_warned_of(method, spread, warns):
+    """Of nodes much faster than others, which give their mass away; what nobody divides by may be small."""
+    given = {"dataset": "synthetic", "model": "logistic", "clients": 8, "steps": 1, "updates": 400}
+    given |= {"topology": "gossip:receivers=3", "delay": f"lognormal:heterogeneity={spread}"}
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        least = prepare(Settings(method=method, **given)).schedule.mass.min()
+    assert any("divided by its push-sum mass" in str(one.message) for one in told) == warns
+    assert (least < 1e-3) == ("push_sum" in method and spread == 1)
