@@ -111,9 +111,11 @@ def pace(
 
     Source: Jiang, Wang, Li, Li (2022), "Pisces: efficient federated learning via guided asynchronous training", in the
     authors' code (``plato/client_managers/sirius.py`` and ``plato/servers/base.py`` of github.com/SamuelGong/Pisces),
-    with its numbers: looks every 5 seconds, 180 seconds for new clients, 20 jobs in flight and a bound of 20.
-    Deviations: new jobs are sent at every look, there only where an upload waits; clients whose uploads are in a step
-    may train again at once, there from the next look on.
+    with its numbers: looks every 5 seconds, 180 seconds for new clients, 20 jobs in flight and a bound of 20. They fit
+    jobs of 15 to 180 seconds, as there; with jobs much shorter than ``length`` clients mostly wait for the next look.
+    Deviations: the bound stays as it is where fewer jobs are in flight, there it is always their number; new jobs are
+    sent at every look, there only where an upload waits; clients whose uploads are in a step may train again at once,
+    there from the next look on; the second step too comes ``L / bound`` after the first, there after the start.
     """
     check.whole("bound", bound)
     check.real_positive("length", length)

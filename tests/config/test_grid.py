@@ -316,7 +316,7 @@ def test_bad_points_seeds_and_bases(given, says):
 def test_options_of_the_policy_that_a_method_brings_are_swept():
     pisces = fields_of(Settings(method="pisces", updates=4))
     assert changed(pisces, {"policy.recent": 3})["policy"] == "pisces:recent=3"
-    with pytest.raises(ValueError, match="pisces has no option 'recent'; did you mean 'policy.recent'"):
+    with pytest.raises(ValueError, match=r"pisces has no option 'recent'; did you mean 'policy\.recent'"):
         changed(pisces, {"method.recent": 3})
     with pytest.raises(ValueError, match="policy = None: must be given, to set its option recent"):
         changed(fields_of(BASE), {"policy.recent": 3})
