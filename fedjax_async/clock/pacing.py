@@ -44,8 +44,11 @@ class _Paced:
 
     def step(self, now: float) -> bool:
         """Apply the uploads that wait as one step; false once the budget is spent."""
-        self._closed_at = now
-        return self._queue.apply_step([(job, self._queue.judge(job)) for job, *_ in self.waiting], now)
+        record, before = self._queue.record, self._queue.record.closed
+        left = self._queue.apply_step([(job, self._queue.judge(job)) for job, *_ in self.waiting], now)
+        if record.closed > before:  # not if all were dropped or corrupt
+            self._closed_at = now
+        return left
 
     def set_due(self) -> None:
         """Note the jobs sent meanwhile, and when the next step is due: L / b after the last one."""

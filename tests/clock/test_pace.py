@@ -83,6 +83,13 @@ def test_new_jobs_are_sent_before_the_step_to_others_than_those_that_wait_for_it
     assert s.time[0] == 9 and s.version[:4].tolist() == [0, 0, 0, 0]
 
 
+def test_a_look_at_which_all_uploads_are_dropped_is_no_step():
+    """Client 1 comes at 8, and is too stale at 12, 6 seconds after the step at 6. Its next upload need not wait."""
+    given = {"num_clients": 2, "updates": 2, "limits": Limits(max_staleness=0)}
+    s = make("pace:bound=1,length=1,unknown=1,concurrency=2", table_of([6.0, 50.0], [8.0, 1.0]), **given)
+    assert s.client[s.job].tolist() == [0, 1] and s.time.tolist() == [6, 13] and s.dispatch_time[:4].max() == 12
+
+
 def test_its_jobs_in_flight_are_20_or_half_of_the_clients():
     for clients, jobs in ((1, 1), (5, 2), (30, 15), (100, 20)):
         s = make("pace", "constant:mean=60", num_clients=clients, updates=jobs)
