@@ -97,6 +97,7 @@ def overlap() -> Overlapping:
 
     As ``sgp``, but a round lasts as long as its longest training or its latest message, not as long as both. In tables
     and pictures a message leaves when its event ends, as everywhere; one that is there by then arrives at that moment.
+    An event that fails sends nothing, though its message would have left before.
 
     Source: overlap SGP, see ``osgp`` in ``full_mixing.py``.
     """

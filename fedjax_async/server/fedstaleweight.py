@@ -61,7 +61,7 @@ def fedstaleweight(*, server_lr: Traced = 1.0, window: int = 5, guards: Transfor
     Deviations: the authors' code keeps a client's first four values and replaces the fifth, where its comment has a
     window that moves; here it moves. Two uploads of one client in one step weigh by what was known when each arrived,
     there both by the later mean. Running statistics are averaged with the same weights; there they stay. The recorded
-    weight is ``s_i``.
+    weight is ``s_i``; uploads of a client that has never been stale have weight 0 and count as rejected.
     """
     check.positive("server_lr", server_lr)
     check.whole("window", window)
