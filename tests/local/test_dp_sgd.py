@@ -58,6 +58,19 @@ def test_local_training_takes_private_steps():
         np.testing.assert_allclose(one, other, rtol=1e-9)
 
 
+def test_weights_of_examples_count_for_targets_of_several_numbers_too():
+    own = client_data(2)
+    given = own._replace(y=jnp.stack([own.x.sum(1), own.x[:, 0]], axis=1), weight=jnp.linspace(0.5, 2.0, len(own.y)))
+    model = MODEL._replace(loss=lambda outputs, y: jnp.sum(jnp.square(outputs[:, :2] - y), axis=1))
+    make = {"optimizer": optax.sgd(0.1), "batch_size": 32}
+    uploads = [
+        run_job(local_training(model, **make, per_example=how), jax.random.key(0), message(), (), given, 2)[0]
+        for how in (DPSGDOptions(1e6, 0.0), None)
+    ]
+    for one, other in zip(*map(jax.tree.leaves, uploads)):
+        np.testing.assert_allclose(one, other, rtol=1e-9)
+
+
 def test_what_would_not_protect_an_example_is_refused():
     sam = sharpness_aware(optax.sgd(0.1), lambda gradient, weights: gradient)
     with pytest.raises(ValueError, match="optimizer = 'one with 2 gradients a step': must be one that computes one"):
