@@ -85,6 +85,8 @@ def test_edge_lists_and_graphs(tmp_path):
     for given, message in [("ring2", "topology"), (nx.path_graph(4), "nodes"), ("erdos_renyi:p=0", "connected")]:
         with pytest.raises(ValueError, match=message):
             topologies.bind(given, 3, seed=0)
+    with pytest.raises(ValueError, match="node 2 must be below 2"):
+        topologies.bind(f"csv:path={path}", 2, seed=0)
 
 
 def test_graphs_that_do_not_connect_all_nodes_are_used_with_a_warning(tmp_path):
