@@ -58,6 +58,7 @@ def test_it_is_the_loop_over_the_workers(rows, steps, share, size, updates):
     columns = (s.client[s.job], s.time, s.staleness, s.step)
     assert [tuple(row) for row in zip(*(column.tolist() for column in columns))] == arrivals
     end = arrivals[-1][1]
+    assert (s.dispatch_time <= end).all(), "a job whose middle comes after the end has no second part"
     sent = sorted(zip(s.client.tolist(), s.dispatch_time.tolist(), s.version.tolist()))
     assert [row for row in sent if row[1] < end] == sorted(row for row in messages if row[1] < end)
     parts = s.outcome[s.dispatch_time + s.upload_time < 2 * end]

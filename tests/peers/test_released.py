@@ -18,6 +18,7 @@ import optax
 from fedjax_async.clock import Until
 from fedjax_async.compress import Clustered, lookup
 from fedjax_async.local import anchored_training
+from fedjax_async.local.anchored import REFERENCES
 from fedjax_async.models.wrap import cross_entropy
 from fedjax_async.peers import Event, plan_peers, pushcen
 from fedjax_async.types import ClientData, Model
@@ -138,6 +139,13 @@ def test_training_is_anchored_at_the_dictionary_and_masked_where_the_warm_start_
     work = jax.jit(client.begin)(EVENT.key, message, client.init(OWN), data)
     np.testing.assert_allclose(work.anchor.weights["kernel"].ravel(), DECODED, atol=1e-5)
     np.testing.assert_array_equal(work.anchor.mask["kernel"].ravel(), [True, False, True, True])
+
+
+def test_the_pull_is_half_the_gradient_of_a_sum_or_a_mean_of_squares():
+    gap = jnp.asarray(X, jnp.float32).reshape(2, 2)
+    for name, total in (("paper", jnp.sum), ("released", jnp.mean)):
+        half = jax.grad(lambda gap, total=total: total(gap**2) / 2)(gap)
+        np.testing.assert_allclose(REFERENCES[name](gap), half, rtol=1e-6)
 
 
 def test_the_plan_drops_the_own_model_once_and_adds_all_masses():
