@@ -115,11 +115,7 @@ class StackShape(NamedTuple):
 
 
 def padded_length(length: int, least: int = 4096) -> int:
-    """The next power of two, at least ``least``: few distinct shapes, so runs share programs.
-
-    >>> padded_length(4096), padded_length(4097), padded_length(0, least=1)
-    (4096, 8192, 1)
-    """
+    """The next power of two, at least ``least``: few distinct shapes, so runs share programs."""
     return max(least, 1 << max(length - 1, 0).bit_length())
 
 

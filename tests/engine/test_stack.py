@@ -13,6 +13,7 @@ from fedjax_async.engine import run_reference, run_waves
 from fedjax_async.engine.layout import merge, merge_slots, rank_bounds
 from fedjax_async.engine.measures import Measures, Sample
 from fedjax_async.engine.run import run_stack
+from fedjax_async.engine.tables import padded_length
 from fedjax_async.server import fedasync
 from tests.engine.problem import case, changed, client, close, data, near, personal, stack_of
 from tests.engine.test_probes import PROBES, validated
@@ -130,3 +131,7 @@ def test_no_job_of_a_stack_reads_another_message_than_its_own(by_ranks, personal
         for p in range(low, high):
             applied[int(merged.run[p])] += 1
             write(p + 1)
+
+
+def test_lengths_of_tables_are_powers_of_two():
+    assert [padded_length(n, least=4) for n in (0, 4, 5, 8, 9)] == [4, 4, 8, 8, 16]
