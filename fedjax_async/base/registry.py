@@ -159,7 +159,7 @@ def spec(kind: str, registry: Mapping[str, Callable[..., Any]], text: str, **def
     own = name in ADDED.get(KINDS.get(kind, kind), {})
     for key, value in options.items() if own else ():  # the package's factories check theirs
         require_kind(f"{kind} = {text!r}: {key}", value, known[key])
-    return Spec(factory, **merged).called(name, kind=kind, text=text, own=own, given=tuple(options))
+    return Spec(factory, **merged).but(name=name, kind=kind, text=text, own=own, given=tuple(options))
 
 
 def require_kind(field: str, value: object, parameter: inspect.Parameter) -> None:

@@ -58,7 +58,7 @@ class Spec:
     text: str
     own: bool  # whether the user registered the factory
 
-    def __init__(self, factory: Callable[..., Any], /, *args: object, **options: object) -> None:
+    def __new__(cls, factory: Callable[..., Any], /, *args: object, **options: object) -> Spec:
         _require_factory(factory)
         known, name = options_of(factory), _name(factory)
         for option, value in options.items():
@@ -68,11 +68,7 @@ class Spec:
         filled = {key: options.get(key, parameter.default) for key, parameter in known.items()}
         filled = {key: value for key, value in filled.items() if value is not _EMPTY}
         traced = tuple(key for key in filled if is_traced(known[key]) and _is_leaf(filled[key]))
-        self._fill(factory, args, filled, tuple(options), traced, "", False, name, "", "", False)
-
-    def _fill(self, *values: object) -> None:
-        for field, value in zip(_FIELDS, values, strict=True):
-            object.__setattr__(self, field, value)
+        return _of_fields(factory, args, filled, tuple(options), traced, "", False, name, "", "", False)
 
     def __copy__(self) -> Spec:
         return self
@@ -81,32 +77,14 @@ class Spec:
         return self
 
     def __reduce__(self) -> tuple[Callable[..., Spec], tuple[object, ...]]:
-        return _read, tuple(getattr(self, field) for field in _FIELDS)
+        return _of_fields, tuple(getattr(self, field) for field in _FIELDS)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"{name}: a Spec does not change; put(option, value) gives another one")
 
-    def _with(self, **changes: object) -> Spec:
-        """The same spec with other fields."""
-        made = object.__new__(Spec)
-        made._fill(*(changes.get(field, getattr(self, field)) for field in _FIELDS))
-        return made
-
-    def within(self, scope: str) -> Spec:
-        """The same spec, with a scope for the names of its leaves."""
-        return self._with(scope=scope)
-
-    def called(self, name: str, **about: object) -> Spec:
-        """The same spec under another name; ``about``: kind, text, own and given, for messages."""
-        return self._with(name=name, **about)
-
-    def on(self, *args: object) -> Spec:
-        """The same spec, whose factory gets these positional arguments."""
-        return self._with(args=args)
-
-    def fixed(self) -> Spec:
-        """The same spec without leaves: its numbers are part of the structure."""
-        return self._with(traced=())
+    def but(self, **fields: object) -> Spec:
+        """The same spec with other fields, the options excepted: ``put`` and ``later`` change these."""
+        return _of_fields(*(fields.get(field, getattr(self, field)) for field in _FIELDS))
 
     def later(self, *open_options: str) -> Spec:
         """The same spec, whose ``make`` binds the options and does not call the factory yet.
@@ -115,17 +93,17 @@ class Spec:
         """
         kept = {option: value for option, value in self.options.items() if option not in open_options}
         traced, given = (tuple(name for name in names if name in kept) for names in (self.traced, self.given))
-        return self._with(late=True, options=kept, traced=traced, given=given)
+        return self.but(late=True, options=kept, traced=traced, given=given)
 
     def with_numbers(self, **numbers: object) -> Spec:
         """The same spec of a factory of any keywords, with these numbers, all of them leaves."""
-        return self._with(options=numbers, given=tuple(numbers), traced=tuple(numbers))
+        return self.but(options=numbers, given=tuple(numbers), traced=tuple(numbers))
 
     def with_functions(self, change: Callable[[Any], Any]) -> Spec:
         """The same spec with ``change`` applied to its factory, its arguments and its options, which may be specs."""
         args = tuple(change(value) for value in self.args)
         options = {option: change(value) for option, value in self.options.items()}
-        return self._with(factory=change(self.factory), args=args, options=options)
+        return self.but(factory=change(self.factory), args=args, options=options)
 
     def options_given(self) -> dict[str, Any]:
         """The options that do not have their defaults, by name."""
@@ -141,7 +119,7 @@ class Spec:
             check.require(isinstance(inner, Spec), "option", path, f"{option}: it is no spec with options of its own")
             value = inner.put(rest, value)  # type: ignore[union-attr]
         changed = Spec(self.factory, *self.args, **{**self.options_given(), option: value})
-        return changed._with(scope=self.scope, late=self.late, name=self.name, kind=self.kind, own=self.own)
+        return changed.but(scope=self.scope, late=self.late, name=self.name, kind=self.kind, own=self.own)
 
     def make(self, *more: object) -> Any:
         """What the factory returns; nested specs are made first. ``more``: further positional arguments.
@@ -223,9 +201,10 @@ def _require_factory(factory: Callable[..., Any]) -> None:
         check.require(False, "factory", _name(factory), allowed)
 
 
-def _read(*fields: object) -> Spec:
+def _of_fields(*values: object) -> Spec:
     made = object.__new__(Spec)
-    made._fill(*fields)
+    for field, value in zip(_FIELDS, values, strict=True):
+        object.__setattr__(made, field, value)
     return made
 
 
@@ -259,17 +238,6 @@ def _same(mine: object, its: object) -> bool:
 # --- as a pytree --------------------------------------------------------------------------------------
 
 
-class Static(NamedTuple):
-    """A spec without its leaves: equal if the factory, the positional arguments and all other options are."""
-
-    factory: Callable[..., Any]
-    args: tuple[Any, ...]
-    options: tuple[tuple[str, Any], ...]
-    traced: tuple[str, ...]
-    scope: str
-    late: bool
-
-
 class _Held(NamedTuple):
     """A value as it is now, with its type: 1, 1.0 and True are equal in Python, and lists and arrays may change."""
 
@@ -284,6 +252,18 @@ class _Held(NamedTuple):
 
     def __hash__(self) -> int:
         return hash(self.key)
+
+
+class Static(NamedTuple):
+    """A spec without its leaves: equal if the factory, the positional arguments and all other options are."""
+
+    factory: Callable[..., Any]
+    positional: int  # how many of the values are positional arguments
+    options: tuple[str, ...]  # the names of the other values
+    values: tuple[_Held, ...]  # ``LEAF`` in place of each leaf
+    traced: tuple[str, ...]
+    scope: str
+    late: bool
 
 
 def _frozen(value: Any) -> object:
@@ -318,31 +298,26 @@ LEAF = _Held("a leaf", object)
 def flatten(spec: Spec) -> tuple[list[Any], Static]:
     """Its leaves and nested specs, in order, and the rest."""
     leaves: list[Any] = []
-
-    def held(value: object, leaf: bool) -> _Held:
-        if not leaf and not isinstance(value, Spec):
-            return _Held(value, _frozen(value))
-        leaves.append(float(value) if isinstance(value, numbers.Real) else value)
-        return LEAF
-
-    args = tuple(held(value, False) for value in spec.args)
-    options = tuple((option, held(value, option in spec.traced)) for option, value in spec.options.items())
-    return leaves, Static(spec.factory, args, options, spec.traced, spec.scope, spec.late)
+    values: list[_Held] = []
+    for name, value in [*enumerate(spec.args), *spec.options.items()]:
+        if name in spec.traced or isinstance(value, Spec):
+            leaves.append(float(value) if isinstance(value, numbers.Real) else value)
+            values.append(LEAF)
+        else:
+            values.append(_Held(value, _frozen(value)))
+    structure = (len(spec.args), tuple(spec.options), tuple(values), spec.traced, spec.scope, spec.late)
+    return leaves, Static(spec.factory, *structure)
 
 
 def unflatten(static: Static, leaves: Iterable[object]) -> Spec:
     """The inverse of :func:`flatten`; the leaves may be anything."""
     left = iter(leaves)
-
-    def value(held: _Held) -> Any:
-        return next(left) if held is LEAF else held.value
-
-    args = tuple(value(held) for held in static.args)
-    options = {option: value(held) for option, held in static.options}
-    made = object.__new__(Spec)
-    called, given = _name(static.factory), tuple(options)
-    made._fill(static.factory, args, options, given, static.traced, static.scope, static.late, called, "", "", False)
-    return made
+    values = [next(left) if held is LEAF else held.value for held in static.values]
+    args, options = tuple(values[: static.positional]), dict(zip(static.options, values[static.positional :]))
+    name, given = _name(static.factory), static.options
+    return _of_fields(
+        static.factory, args, options, given, static.traced, static.scope, static.late, name, "", "", False
+    )
 
 
 def leaf_names(spec: Spec, scope: str = "") -> Iterator[str]:

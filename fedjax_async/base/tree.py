@@ -54,8 +54,8 @@ class Columns(dict[str, Any]):
 
 def _with_keys(one: spec.Spec) -> tuple[list[Any], spec.Static]:
     leaves, static = spec.flatten(one)
-    held = {str(number): value for number, value in enumerate(static.args)} | dict(static.options)
-    keys = [jax.tree_util.GetAttrKey(name) for name, value in held.items() if value is spec.LEAF]
+    names = [*map(str, range(static.positional)), *static.options]
+    keys = [jax.tree_util.GetAttrKey(name) for name, value in zip(names, static.values) if value is spec.LEAF]
     return list(zip(keys, leaves, strict=True)), static
 
 

@@ -102,7 +102,7 @@ def training_of(model: Model, s: Settings, batch_size: int, chosen: Method) -> S
     check.require(
         plain or not chosen.plain_sgd, "optimizer", spec, "sgd without options: the method is made for plain SGD"
     )
-    decay = registry.spec("decay", DECAYS, s.decay).within("decay")
+    decay = registry.spec("decay", DECAYS, s.decay).but(scope="decay")
     scale = decay.make()
     allowed = "a function of the version, a WithinJob, or None"
     fits = scale is None or callable(scale) or isinstance(scale, WithinJob)
@@ -118,7 +118,7 @@ def training_of(model: Model, s: Settings, batch_size: int, chosen: Method) -> S
         scale=decay,
         per_example=None
         if per_example is None
-        else Spec(_per_example).within("dp_sgd").with_numbers(**per_example._asdict()),
+        else Spec(_per_example).but(scope="dp_sgd").with_numbers(**per_example._asdict()),
     )
 
 
@@ -126,7 +126,7 @@ def _optimizer_of(given: Chosen | None, s: Settings, chosen: Method) -> Spec:
     """The factory ``f(lr)`` of an optimiser, which a text names or which is the user's own."""
     thing = own.thing_of("optimizer", given)
     if thing is None:
-        return registry.spec("optimizer", OPTIMIZERS, str(given)).within("optimizer")
+        return registry.spec("optimizer", OPTIMIZERS, str(given)).but(scope="optimizer")
     if isinstance(thing, optax.GradientTransformation):
         allowed = "left out: an optax transformation has its own rate (give a factory, such as optax.adam, to set it)"
         check.require(s.lr is None, "lr", s.lr, allowed)
@@ -135,7 +135,7 @@ def _optimizer_of(given: Chosen | None, s: Settings, chosen: Method) -> Spec:
         check.require("lr" not in takes, "optimizer", str(given), allowed)
         return Spec(_with_its_own_rate, own.lasting(thing))
     if isinstance(thing, Spec):
-        return thing.within("optimizer")
+        return thing.but(scope="optimizer")
     return Spec(_made, own.lasting(thing))
 
 
@@ -228,7 +228,7 @@ def compressing(client: ClientAlgorithm | Spec, s: Settings, private: Private, u
     """``client`` with compressed uploads; ``upload``: their shapes before; ``s``: resolved settings."""
     given = own.thing_of("compress", s.compress)
     if given is None:
-        given = registry.spec("compress", COMPRESSORS, str(s.compress)).within("compress").later()
+        given = registry.spec("compress", COMPRESSORS, str(s.compress)).but(scope="compress").later()
     else:
         given = own.lasting(given)
     how = {"how": str(s.feedback), "per": str(s.compress_per)}

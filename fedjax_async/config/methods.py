@@ -129,7 +129,7 @@ def method(spec: str) -> Method:
     for key, value in options.items() if name in registry.ADDED.get("method", {}) else ():
         registry.require_kind(f"method = {spec!r}: {key}", value, (of_client | of_rule)[key])
     rule = Spec(factory, **{key: value for key, value in options.items() if key in of_rule})
-    rule = rule.within("server" if usual.has_server else "peer").called(name)
+    rule = rule.but(scope="server" if usual.has_server else "peer", name=name)
     _check_made(name, rule, usual)  # checks the ranges
     allowed = f"left out: {name} runs without a server"
     check.require(usual.has_server or not parts, "part", "+".join(map(str, parts)), allowed)
@@ -166,7 +166,7 @@ def with_server_parts(rule: Spec, texts: Iterable[str]) -> Spec:
         part = registry.spec("part", PARTS, text)
         part.make()  # checks the ranges
         check.require(part.name not in found, "part", part.name, "given once")
-        found[part.name] = part.within(f"{rule.scope}.{part.name}")
+        found[part.name] = part.but(scope=f"{rule.scope}.{part.name}")
     return Spec(_with_parts, rule.later(), *found.values(), names=tuple(found))
 
 
@@ -179,7 +179,7 @@ def _check_made(name: str, rule: Spec, usual: Method) -> None:
     kind = ServerAlgorithm if usual.has_server else PeerAlgorithm
     given = () if usual.has_server else (_nothing, *compressors(usual.compress))
     own_factory = name in registry.ADDED.get("method", {})
-    found = rule.called(name, kind="method" if own_factory else "", own=own_factory).on(*given).make()
+    found = rule.but(kind="method" if own_factory else "", own=own_factory, args=given).make()
     if isinstance(found, kind):
         return
     hint = "timing, client, ... of a Method are arguments of register"
@@ -211,7 +211,7 @@ def compressors(setting: Chosen | None) -> list[Spec | Compressor]:
     made = compressor_of(setting)
     if own.thing_of("compress", setting) is not None:
         return [own.lasting(made)]
-    return [registry.spec("compress", COMPRESSORS, str(setting)).fixed()]
+    return [registry.spec("compress", COMPRESSORS, str(setting)).but(traced=())]
 
 
 def rule_spec(chosen: Method) -> Any:
@@ -220,14 +220,14 @@ def rule_spec(chosen: Method) -> Any:
     if isinstance(rule, (ServerAlgorithm, PeerAlgorithm)):
         return rule
     spec = rule if isinstance(rule, Spec) else Spec(rule)
-    return spec if spec.scope or spec.args else spec.within("server" if chosen.has_server else "peer")
+    return spec if spec.scope or spec.args else spec.but(scope="server" if chosen.has_server else "peer")
 
 
 def client_spec(chosen: Method) -> Spec:
     """The factory of local training with the options that the method gives; a run gives the others (``LOCAL``)."""
     client = chosen.client
     spec = client if isinstance(client, Spec) else Spec(client or local_training)
-    return spec.within("client").later(*LOCAL)
+    return spec.but(scope="client").later(*LOCAL)
 
 
 @registry.cached_by_name(maxsize=64)

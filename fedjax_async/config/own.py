@@ -159,7 +159,7 @@ def thing_of(field: str, value: Any) -> Any:
             "registers it (--plugin FILE.py)"
         )
     if isinstance(value.thing, Spec) and field not in ("method", "client", "optimizer"):
-        return value.thing.called(value.thing.name, kind=field, own=True).make()
+        return value.thing.but(kind=field, own=True).make()
     return value.thing
 
 

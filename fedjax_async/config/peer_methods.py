@@ -31,7 +31,7 @@ def stays_of(model: Model) -> Stays:
 def peer_of(chosen: Method, model: Model, compress: Chosen | None) -> Spec | PeerAlgorithm:
     """What the nodes of a run with this model do; ``compress``: the compressor of their messages, by its spec."""
     rule = rule_spec(chosen)
-    return rule.on(stays_of(model), *compressors(compress)) if isinstance(rule, Spec) else rule
+    return rule.but(args=(stays_of(model), *compressors(compress))) if isinstance(rule, Spec) else rule
 
 
 def sends_nothing(spec: Chosen, setting: Any) -> bool:

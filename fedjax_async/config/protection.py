@@ -94,14 +94,14 @@ def protecting(
     asked = privacy_of(s.privacy).uploads
     if asked is not None:
         numbers = {name.removeprefix("privacy."): value for name, value in noise_numbers(s, 1).items()}
-        private = Spec(_private).within("privacy").with_numbers(**numbers).later()
+        private = Spec(_private).but(scope="privacy").with_numbers(**numbers).later()
         server = Spec(_protected, server, private, stays=stays)
     if s.attack is not None:
         attack_of(s.attack)  # checks the ranges
         # the data say which clients attack, so runs with other shares of attackers share programs
-        attack = registry.spec("attack", ATTACKS, s.attack).within("attack").later(*_ATTACKERS)
+        attack = registry.spec("attack", ATTACKS, s.attack).but(scope="attack").later(*_ATTACKERS)
         limit = {} if s.norm_limit is None else {"norm_limit": float(s.norm_limit)}
-        limited = Spec(_numbers).within("attack").with_numbers(**limit)
+        limited = Spec(_numbers).but(scope="attack").with_numbers(**limit)
         server = Spec(_attacked, server, attack, limited, like=tree.frozen(upload))
     return server
 

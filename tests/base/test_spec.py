@@ -65,7 +65,7 @@ def test_arrays_and_tracers_equal_themselves_and_have_no_hash():
 
 
 def test_the_leaves_are_the_traced_numbers_and_have_names():
-    spec = Spec(outer, Spec(rule, gain=0.25).within("server"), inner=Spec(rule, power=3).within("client"))
+    spec = Spec(outer, Spec(rule, gain=0.25).but(scope="server"), inner=Spec(rule, power=3).but(scope="client"))
     assert jax.tree.leaves(spec) == [0.25, 0.5, 3.0, 2.0]
     assert list(leaf_names(spec)) == ["server.gain", "client.gain", "client.power", "scale"]
     nested = Spec(outer, 1, inner=Spec(outer, 2, inner=Spec(rule)))
@@ -140,7 +140,7 @@ def test_a_wrong_option_is_refused_with_the_nearest(call, message):
 
 
 def test_put_gives_another_spec_and_the_first_stays():
-    spec = Spec(outer, 1, inner=Spec(rule).within("client"), scale=3.0)
+    spec = Spec(outer, 1, inner=Spec(rule).but(scope="client"), scale=3.0)
     changed = spec.put("inner.gain", 0.75)
     assert list(leaf_names(changed)) == list(leaf_names(spec))
     assert (spec.options["inner"].options["gain"], changed.options["inner"].options["gain"]) == (0.5, 0.75)
