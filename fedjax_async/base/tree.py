@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
@@ -179,47 +179,33 @@ def shared(tree: Tree, params: Params, private: Stays | None) -> Tree:
 def leaves_read(function: Callable[..., Any], *arguments: object) -> list[bool]:
     """For each leaf of the arguments (arrays, or their shapes): whether the results of ``function`` depend on it.
 
-    The function is traced and not run, once for a function and shapes as in :func:`shapes`.
+    The function is traced and not run.
     """
-    return list(_reads(function, *_kinds(arguments)))
+    traced = jax.make_jaxpr(function)(*thawed(frozen(arguments))).jaxpr
+    return list(dce_jaxpr(traced, [True] * len(traced.outvars))[1])
+
+
+def shapes(function: Callable[..., Tree], *arguments: object, given: tuple[Any, ...] = ()) -> Tree:
+    """``jax.eval_shape`` of ``function(*given, *arguments)``, traced once for a function, what is given, and shapes.
+
+    Tracing takes milliseconds, and the runs of a sweep ask for the same shapes again and again. The function must last,
+    not be made anew each time, and what is given must have a hash.
+    """
+    return _shapes(function, given, frozen(arguments), jnp.result_type(float))
 
 
 @lru_cache(maxsize=256)
-def _reads(function: Callable[..., Any], structure: Structure, kinds: Kinds, real: jnp.dtype) -> tuple[bool, ...]:
-    del real
-    traced = jax.make_jaxpr(function)(*_shaped(structure, kinds)).jaxpr
-    return tuple(dce_jaxpr(traced, [True] * len(traced.outvars))[1])
-
-
-def shapes(function: Callable[..., Tree], *arguments: object) -> Tree:
-    """``jax.eval_shape``, traced once for a function and shapes; the function must last, not be made anew each time.
-
-    Tracing takes milliseconds, and the runs of a sweep ask for the same shapes again and again.
-    """
-    return _shapes(function, *_kinds(arguments))
-
-
-def _kinds(arguments: tuple[object, ...]) -> tuple[Structure, Kinds, jnp.dtype]:
-    """What tracing a function depends on: structure, shapes and dtypes, and JAX's default float type (64-bit mode)."""
-    leaves, structure = jax.tree.flatten(arguments)
-    return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves), jnp.result_type(float)
-
-
-def _shaped(structure: Structure, kinds: Kinds) -> tuple[Any, ...]:
-    found: tuple[Any, ...] = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*kind) for kind in kinds])
-    return found
-
-
-@lru_cache(maxsize=256)
-def _shapes(function: Callable[..., Tree], structure: Structure, kinds: Kinds, real: jnp.dtype) -> Tree:
-    del real
-    return jax.eval_shape(function, *_shaped(structure, kinds))
+def _shapes(
+    function: Callable[..., Tree], given: tuple[Any, ...], arguments: tuple[Structure, Kinds], real: jnp.dtype
+) -> Tree:
+    del real  # in 64-bit mode the shapes are others
+    return jax.eval_shape(partial(function, *given), *thawed(arguments))
 
 
 def frozen(tree: object) -> tuple[Structure, Kinds]:
     """The structure of a tree, and the shapes and dtypes of its leaves: a value that has a hash."""
     leaves, structure = jax.tree.flatten(tree)
-    return structure, tuple((leaf.shape, jnp.dtype(leaf.dtype)) for leaf in leaves)
+    return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
 
 
 def thawed(frozen: tuple[Structure, Kinds]) -> Any:

@@ -298,19 +298,19 @@ def _totals_used(components: Components, params: Params) -> tuple[bool, bool]:
     data, known = components.data, abstract(components.hyper)
     count, pool = jax.ShapeDtypeStruct((), jnp.int32), (row_of(data.x), row_of(data.y))
     given = (count, count, known, params, jax.eval_shape(jax.random.key, 0), pool)
-    used = tree.leaves_read(_one_update(components.rule, components.client, len(data.size)), *given)
-    return used[0], used[1]
+    return _reads_totals(components.rule, components.client, len(data.size), tree.frozen(given))
 
 
 @lru_cache(maxsize=64)
-def _one_update(server: Server, trainer: Client, clients: int) -> Callable[..., Any]:
-    """Everything that one update changes, as a function of the totals, hyperparameters, params, a key and a row."""
+def _reads_totals(server: Server, trainer: Client, clients: int, shapes: Any) -> tuple[bool, bool]:
+    """Whether what one update changes depends on its first two arguments, which are the totals."""
 
     def outputs(updates: Array, steps: Array, hyper: Hyper, params: Params, key: Key, pool: Any) -> Any:
         rule, client, facts = bound(server, hyper), bound(trainer, hyper), Facts(clients, False, updates, steps)
         return trial.arrived(rule, trial.job(rule, client, params, key, pool, facts))
 
-    return outputs
+    used = tree.leaves_read(outputs, *tree.thawed(shapes))
+    return used[0], used[1]
 
 
 @lru_cache(maxsize=16)

@@ -7,7 +7,6 @@ what it returned and what it must return (``types.py``).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from typing import Any, cast
 
 import jax
@@ -48,8 +47,8 @@ def sent_by_own(
     numbers, note = numbers_of(server), f"; the clients of {s.method} itself upload what it takes: leave out client"
     note = "" if s.client is None or own.is_own(s, "method") else note
     _fits_server(template(server), numbers)
-    job, hyper = _job(template(server), template(client), Facts(len(data.size)), note), numbers | numbers_of(client)
-    found: tuple[Message, Any] = trial.shapes_of(job, hyper, params, data)
+    given = (template(server), template(client), Facts(len(data.size)), note)
+    found: tuple[Message, Any] = trial.shapes_of(_job, numbers | numbers_of(client), params, data, given)
     return found
 
 
@@ -61,31 +60,31 @@ def sent_by_nodes(
     ``ValueError`` naming the function of ``PeerAlgorithm`` that is wrong.
     """
     returned("method.rule", _FAMILY, bound, peer, dict(hyper))  # raises for wrong values
-    found: tuple[Any, Mapping[str, Any]] = trial.shapes_of(_event(peer, client), hyper, params, data)
+    found: tuple[Any, Mapping[str, Any]] = trial.shapes_of(_event, hyper, params, data, (peer, client))
     return found
 
 
-@lru_cache(maxsize=64)
-def _job(server: Server, client: Client, facts: Facts, note: str) -> Callable[..., tuple[Message, Any]]:
+def _job(
+    server: Server,
+    client: Client,
+    facts: Facts,
+    note: str,
+    hyper: Hyper,
+    params: Params,
+    key: Key,
+    pool: tuple[Any, Any],
+) -> tuple[Message, Any]:
     """``note``: on wrong uploads."""
-
-    def job(hyper: Hyper, params: Params, key: Key, pool: tuple[Any, Any]) -> tuple[Message, Any]:
-        rule = checked_rule(_fits_server(server, hyper), params, note)
-        found = trial.job(rule, checked_client(bound(client, hyper), params), params, key, pool, facts, steps=1)
-        trial.arrived(rule, found)
-        return found.message, found.upload
-
-    return job
+    rule = checked_rule(_fits_server(server, hyper), params, note)
+    found = trial.job(rule, checked_client(bound(client, hyper), params), params, key, pool, facts, steps=1)
+    trial.arrived(rule, found)
+    return found.message, found.upload
 
 
-@lru_cache(maxsize=64)
-def _event(peer: Peer, client: Client) -> Callable[..., Any]:
-    def event(hyper: Hyper, params: Params, key: Key, pool: tuple[Any, Any]) -> Any:
-        node = returned("method.rule", _FAMILY, bound, peer, hyper)
-        fits(isinstance(node, PeerAlgorithm), "method.rule", node, "a PeerAlgorithm")
-        return trial.event(checked_node(node, params), bound(client, hyper), params, key, pool)
-
-    return event
+def _event(peer: Peer, client: Client, hyper: Hyper, params: Params, key: Key, pool: tuple[Any, Any]) -> Any:
+    node = returned("method.rule", _FAMILY, bound, peer, hyper)
+    fits(isinstance(node, PeerAlgorithm), "method.rule", node, "a PeerAlgorithm")
+    return trial.event(checked_node(node, params), bound(client, hyper), params, key, pool)
 
 
 # --- a rule with a server -----------------------------------------------------------------------------

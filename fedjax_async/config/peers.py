@@ -26,9 +26,8 @@ from fedjax_async.config.prepared import Evaluations, Experiment, shared_data
 from fedjax_async.config.problem import data_of, start_of
 from fedjax_async.config.resolving import checked, delay_of, epochs_of, every_of, length_of_batch, model_for, until_of
 from fedjax_async.config.settings import Settings, as_dict
-from fedjax_async.engine.components import Components, bound, components_of, gradients_of, shapes_of_client
+from fedjax_async.engine.components import Components, bound, components_of, gradients_of
 from fedjax_async.engine.defaults import default_lanes
-from fedjax_async.engine.devices import bytes_of
 from fedjax_async.engine.evaluation import EvaluationPoints, Every, points_among, require_few
 from fedjax_async.engine.peer_points import online
 from fedjax_async.engine.peer_probes import split_probes
@@ -91,8 +90,9 @@ class WithoutServer(NamedTuple):
     def num_bytes(self, e: Experiment, rows: int, **options: Any) -> int:
         """What nodes keep, a message a node, and models to train with."""
         p, nodes = e.components, e.schedule.num_clients
-        row = jax.eval_shape(lambda params: bound(p.rule, p.hyper).init(params), e.params)
-        each = bytes_of(row) + bytes_of(shapes_of_client(p, e.params)) + e.schedule.fragments * e.schedule.message_bytes
+        peer, client = bound(p.rule, p.hyper), bound(p.client, p.hyper)
+        kept = jax.eval_shape(lambda params: (peer.init(params), client.init(params)), e.params)
+        each = tree.num_bytes(kept) + e.schedule.fragments * e.schedule.message_bytes
         return nodes * each + 4 * tree.num_bytes(e.params) * default_lanes()
 
 

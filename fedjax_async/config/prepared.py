@@ -18,12 +18,10 @@ from fedjax_async.config.settings import Settings, as_dict
 from fedjax_async.engine.components import (
     Components,
     facts_of,
+    first_states,
     gradients_of,
-    shapes_of_client,
-    shapes_of_server,
     waits_for_close,
 )
-from fedjax_async.engine.devices import bytes_of
 from fedjax_async.engine.evaluation import EvaluationPoints
 from fedjax_async.engine.measures import NOTHING, Measures
 from fedjax_async.engine.probes import NO_PROBES
@@ -161,13 +159,12 @@ class WithServer(NamedTuple):
         """Slots, rows, tables, states, and four models to train with."""
         model = tree.num_bytes(e.params)
         schedule, data = e.schedule, e.components.data
-        state, row = shapes_of_server(e.components, e.params, facts_of(schedule))
-        own = shapes_of_client(e.components, e.params)
-        remembered = bytes_of(state) + schedule.num_clients * (bytes_of(row) + bytes_of(own))
+        state, row, own = first_states(e.components, e.params, facts_of(schedule))
+        remembered = tree.num_bytes(state) + schedule.num_clients * tree.num_bytes((row, own))
         slots = layout_of([_member(e)], batching=e.settings.batching, **options).slots.count
         rows = min(schedule.num_clients, rows)
         tables = 80 * (len(schedule.job) + len(schedule.client)) + 4 * len(data.order)
-        return model * (slots + 2 * rows + 4) + 2 * rows * bytes_of(own) + tables + remembered
+        return model * (slots + 2 * rows + 4) + 2 * rows * tree.num_bytes(own) + tables + remembered
 
 
 def _stack(each: Sequence[Experiment], **options: Any) -> Ready:

@@ -91,7 +91,6 @@ def make_measure(model: Model, total: int, *, labels: bool) -> Callable[..., tup
     ``slopes``: derivatives of the losses at ``now`` along ``part``, in reverse mode, since some layers define no
     forward mode.
     """
-    each = each_row(total)
 
     def measure(now: Params, after: Params, part: Params, x: Array, y: Array) -> tuple[Array, ...]:
         def some(x: Array, y: Array) -> tuple[Array, ...]:
@@ -99,7 +98,7 @@ def make_measure(model: Model, total: int, *, labels: bool) -> Callable[..., tup
             slopes = jax.grad(lambda weights: optax.tree.vdot(pull(weights)[0], part))(jnp.zeros_like(losses))
             return losses, slopes, hits, *loss_and_hit(model, labels, after, x, y)
 
-        found: tuple[Array, ...] = each(some, x, y)
+        found: tuple[Array, ...] = each_row(some, x, y, total)
         return found
 
     return measure

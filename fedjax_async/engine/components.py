@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +13,7 @@ from fedjax_async.base import tree
 from fedjax_async.base.spec import Spec, leaf_names
 from fedjax_async.peers import PeerAlgorithm
 from fedjax_async.server import begun
-from fedjax_async.types import ClientAlgorithm, Facts, FederatedData, Model, Params, Schedule, ServerAlgorithm
+from fedjax_async.types import ClientAlgorithm, Facts, FederatedData, Model, Params, Schedule, ServerAlgorithm, State
 
 Hyper = dict[str, Any]  # name -> number (host), or a scalar array inside a compiled program
 ServerFamily = Callable[[Hyper], ServerAlgorithm]
@@ -90,25 +89,20 @@ def abstract(hyper: Mapping[str, Any]) -> Hyper:
     return {name: jax.ShapeDtypeStruct((), jnp.result_type(float)) for name in hyper}
 
 
-def shapes_of_server(components: Components, params: Params, facts: Facts) -> tuple[Any, Any]:
-    """Shapes of the server's state and of its memory about one client, at the start of a run with these facts."""
-    state, memory = tree.shapes(_server_init(components.rule, facts), abstract(components.hyper), params)
-    return state, memory
+def first_states(components: Components, params: Params, facts: Facts) -> tuple[State, State, State]:
+    """Shapes at the start of a run with these facts: the server's state, its memory about one client, a client's state.
+
+    The client keeps its state between jobs.
+    """
+    given = (components.rule, components.client, facts)
+    found: tuple[State, State, State] = tree.shapes(_first_states, abstract(components.hyper), params, given=given)
+    return found
 
 
-@lru_cache(maxsize=64)
-def _server_init(server: Server, facts: Facts) -> Callable[[Hyper, Params], tuple[Any, Any]]:
-    return lambda hyper, params: begun(bound(server, hyper), params, facts)
-
-
-def shapes_of_client(components: Components, params: Params) -> Any:
-    """Shapes of the state that a client keeps between jobs."""
-    return tree.shapes(_client_init(components.client), abstract(components.hyper), params)
-
-
-@lru_cache(maxsize=64)
-def _client_init(client: Client) -> Callable[[Hyper, Params], Any]:
-    return lambda hyper, params: bound(client, hyper).init(params)
+def _first_states(
+    server: Server, client: Client, facts: Facts, hyper: Hyper, params: Params
+) -> tuple[State, State, State]:
+    return *begun(bound(server, hyper), params, facts), bound(client, hyper).init(params)
 
 
 def gradients_of(components: Components, schedule: Any) -> np.ndarray:

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.stages import Compiled, Wrapped
 
-from fedjax_async.base import check
+from fedjax_async.base import check, tree
 from fedjax_async.clock.budget import host_memory
 from fedjax_async.engine.compiling import jitted
 from fedjax_async.types import Array, Params, Tree
@@ -125,11 +125,6 @@ def parse_size(field: str, text: str) -> int:
     return int(size)
 
 
-def bytes_of(tree: object) -> int:
-    """Bytes of all arrays of a tree; its leaves are arrays or their shapes."""
-    return sum(int(leaf.size) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
-
-
 def temporary_bytes(compiled: Compiled) -> int:
     """Bytes of temporary memory of one call of a compiled program; 0 where the backend does not say."""
     found = compiled.memory_analysis()
@@ -149,7 +144,7 @@ def require_fits(model: str, params: Params) -> None:
     ``model``: its name, for the error.
     """
     on_host = jax.devices()[0].platform == "cpu"
-    memory, size = host_memory() if on_host else device_memory(), bytes_of(params)
+    memory, size = host_memory() if on_host else device_memory(), tree.num_bytes(params)
     allowed = f"of at most a quarter of the device's {memory / 1e9:.3g} GB, not {size / 1e9:.3g} GB of parameters"
     check.require(4 * size <= memory, "model", model, allowed)
 

@@ -9,12 +9,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
 
 from fedjax_async.base import check, tree
 from fedjax_async.clock import at_or_before
 from fedjax_async.data.memmap import spans
-from fedjax_async.engine.components import Components, bound, shapes_of_server
+from fedjax_async.engine.components import Components, bound, first_states
 from fedjax_async.engine.flat import opened
 from fedjax_async.engine.probes import held_out_rows
 from fedjax_async.local import part_mean, rows_at_a_time
@@ -143,8 +142,8 @@ BATCH = 500  # test rows that are read at a time
 TOGETHER = 2**31  # bytes of the activations of the runs that are evaluated side by side
 
 
-def each_row(total: int, batch_size: int = BATCH) -> Callable[[Callable[[Array, Array], Tree], Array, Array], Tree]:
-    """``each(measure, x, y)``: ``measure`` of all ``total`` rows, computed in batches; a pytree of [total, ...]."""
+def each_row(measure: Callable[[Array, Array], Tree], x: Array, y: Array, total: int, batch_size: int = BATCH) -> Tree:
+    """``measure(x, y)`` of all ``total`` rows, computed in batches; a pytree of [total, ...]."""
     batch_size = min(batch_size, total)
     batches = -(-total // batch_size)
     # the last batch overlaps the one before; only its new rows are used
@@ -152,15 +151,12 @@ def each_row(total: int, batch_size: int = BATCH) -> Callable[[Callable[[Array, 
     row[total - batch_size :] = (batches - 1) * batch_size + np.arange(batch_size, dtype=np.int32)
     starts = np.minimum(np.arange(batches) * batch_size, total - batch_size).astype(np.int32)
 
-    def each(measure: Callable[[Array, Array], Tree], x: Array, y: Array) -> Tree:
-        def one(start: Array) -> Tree:
-            part = (jax.lax.dynamic_slice_in_dim(rows, start, batch_size) for rows in (x, y))
-            return measure(*part)
+    def one(start: Array) -> Tree:
+        part = (jax.lax.dynamic_slice_in_dim(rows, start, batch_size) for rows in (x, y))
+        return measure(*part)
 
-        found = jax.lax.map(one, jnp.asarray(starts))
-        return jax.tree.map(lambda values: values.reshape(-1, *values.shape[2:])[row], found)
-
-    return each
+    found = jax.lax.map(one, jnp.asarray(starts))
+    return jax.tree.map(lambda values: values.reshape(-1, *values.shape[2:])[row], found)
 
 
 def loss_and_hit(model: Model, labels: bool, params: Params, x: Array, y: Array) -> tuple[Array, Array]:
@@ -174,32 +170,29 @@ def loss_and_hit(model: Model, labels: bool, params: Params, x: Array, y: Array)
     return loss, hit.astype(loss.dtype)
 
 
-def make_evaluate(
+def mean_scores(
     model: Model,
+    params: Params,
+    test_x: Array,
+    test_y: Array,
+    owner: Array | None = None,
     *,
     total: int,
     labels: bool,
     num_clients: int | None = None,
-    batch_size: int = BATCH,
-) -> Callable[..., dict[str, Array]]:
-    """``evaluate(params, test_x, test_y, owner) -> {loss, accuracy[, client_loss, client_accuracy]}``.
+) -> dict[str, Array]:
+    """``{loss, accuracy[, client_loss, client_accuracy]}``: means over the ``total`` rows of the test set.
 
-    Means over the ``total`` rows of the test set, computed in batches; without ``labels`` (targets are not classes),
-    accuracy is NaN. With ``num_clients`` also the means over each client's own rows, [N], NaN for a client without
-    test rows; ``owner`` is then int32[total], else ``None``.
+    Without ``labels`` (targets are not classes), accuracy is NaN. With ``num_clients`` also the means over each
+    client's own rows, [N], NaN for a client without test rows; ``owner`` is then int32[total].
     """
-    each = each_row(total, batch_size)
-
-    def evaluate(params: Params, test_x: Array, test_y: Array, owner: Array | None) -> dict[str, Array]:
-        loss, hit = each(lambda x, y: loss_and_hit(model, labels, params, x, y), test_x, test_y)
-        out = {"loss": jnp.mean(loss), "accuracy": jnp.mean(hit)}
-        if num_clients is not None and owner is not None:
-            count = jax.ops.segment_sum(jnp.ones_like(loss), owner, num_clients + 1)[:-1]
-            for name, values in (("client_loss", loss), ("client_accuracy", hit)):
-                out[name] = jax.ops.segment_sum(values, owner, num_clients + 1)[:-1] / count
-        return out
-
-    return evaluate
+    loss, hit = each_row(lambda x, y: loss_and_hit(model, labels, params, x, y), test_x, test_y, total)
+    out = {"loss": jnp.mean(loss), "accuracy": jnp.mean(hit)}
+    if num_clients is not None and owner is not None:
+        count = jax.ops.segment_sum(jnp.ones_like(loss), owner, num_clients + 1)[:-1]
+        for name, values in (("client_loss", loss), ("client_accuracy", hit)):
+            out[name] = jax.ops.segment_sum(values, owner, num_clients + 1)[:-1] / count
+    return out
 
 
 def validation_part(data: FederatedData, length: int | None = None) -> ClientData | None:
@@ -219,17 +212,10 @@ def validation_part(data: FederatedData, length: int | None = None) -> ClientDat
     return ClientData._make((*pool, order, np.int32(0), np.int32(len(rows)), None))
 
 
-def make_validate(model: Model, labels: bool, batch_size: int = BATCH) -> Callable[..., dict[str, Array]]:
-    """``validate(params, part) -> {validation_loss, validation_accuracy}``: means over the rows of ``part``.
-
-    Without ``labels`` (targets are not classes), the accuracy is NaN.
-    """
-
-    def validate(params: Params, part: ClientData) -> dict[str, Array]:
-        loss, hit = part_mean(lambda x, y: loss_and_hit(model, labels, params, x, y), part, batch_size)
-        return {"validation_loss": loss, "validation_accuracy": hit}
-
-    return validate
+def validation_scores(model: Model, labels: bool, params: Params, part: ClientData) -> dict[str, Array]:
+    """``{validation_loss, validation_accuracy}``: means over the rows of ``part``; see :func:`mean_scores`."""
+    loss, hit = part_mean(lambda x, y: loss_and_hit(model, labels, params, x, y), part, BATCH)
+    return {"validation_loss": loss, "validation_accuracy": hit}
 
 
 def most_at_once(model: Model, params: Params, x: Array, runs: int) -> int:
@@ -261,7 +247,7 @@ RunTests = tuple[Array, Array, Array | None, OwnTests | None, ClientData | None]
 
 def differs(components: Components, params: Params) -> bool:
     """Whether clients may have models of their own: the server keeps memory, or the client algorithm has ``own``."""
-    _, memory = shapes_of_server(components, params, Facts(len(components.data.size)))
+    _, memory, _ = first_states(components, params, Facts(len(components.data.size)))
     return bool(jax.tree.leaves(memory)) or bound(components.client, components.hyper).own is not None
 
 
@@ -275,32 +261,22 @@ def own_tests(data: FederatedData, schedule: Schedule) -> OwnTests:
     return OwnTests._make((rows, offset, size, steps, data.size.astype(np.dtype(jnp.result_type(float)))))
 
 
-def now_of(points: EvaluationPoints, position: int, real: DTypeLike) -> tuple[np.ndarray, np.ndarray]:
-    """Virtual time, in dtype ``real``, and server steps closed, at the evaluation after ``position`` arrivals."""
-    row = np.searchsorted(points.position, position)
-    return np.asarray(points.time[row], real), np.asarray(points.steps[row], np.int32)
+def client_scores(
+    model: Model, labels: bool, params_of: Callable[[Array], Params], test_x: Array, test_y: Array, tests: OwnTests
+) -> dict[str, Array]:
+    """``{client_own_loss, client_own_accuracy}`` of model ``params_of(i)`` on the test rows of client i.
 
-
-def make_own(model: Model, labels: bool) -> Callable[..., dict[str, Array]]:
-    """``evaluate_own(params_of, test_x, test_y, tests) -> {client_own_loss, client_own_accuracy}``.
-
-    Model ``params_of(i)`` is evaluated on the test rows of client i; float[N], NaN for a client without test rows.
+    float[N], NaN for a client without test rows.
     """
+    rows = rows_at_a_time(len(tests.order), len(tests.size))
 
-    def evaluate_own(
-        params_of: Callable[[Array], Params], test_x: Array, test_y: Array, tests: OwnTests
-    ) -> dict[str, Array]:
-        rows = rows_at_a_time(len(tests.order), len(tests.size))
+    def one(i: Array) -> tuple[Array, Array]:
+        params = params_of(i)
+        part = ClientData(test_x, test_y, tests.order, tests.offset[i], tests.size[i])
+        return part_mean(lambda x, y: loss_and_hit(model, labels, params, x, y), part, rows)
 
-        def one(i: Array) -> tuple[Array, Array]:
-            params = params_of(i)
-            part = ClientData(test_x, test_y, tests.order, tests.offset[i], tests.size[i])
-            return part_mean(lambda x, y: loss_and_hit(model, labels, params, x, y), part, rows)
-
-        loss, accuracy = jax.lax.map(one, jnp.arange(len(tests.size), dtype=jnp.int32))
-        return {"client_own_loss": loss, "client_own_accuracy": accuracy}
-
-    return evaluate_own
+    loss, accuracy = jax.lax.map(one, jnp.arange(len(tests.size), dtype=jnp.int32))
+    return {"client_own_loss": loss, "client_own_accuracy": accuracy}
 
 
 def own_models(

@@ -20,7 +20,7 @@ import numpy as np
 from fedjax_async.base import check
 from fedjax_async.clock import Record
 from fedjax_async.engine.checkpoint import Snapshot
-from fedjax_async.engine.components import shapes_of_client, shapes_of_server
+from fedjax_async.engine.components import first_states
 from fedjax_async.engine.defaults import default_batching, default_lanes, default_width
 from fedjax_async.engine.evaluation import EvaluationPoints
 from fedjax_async.engine.execution import Execution
@@ -64,8 +64,8 @@ class _Run:
         start = EvaluationPoints(np.zeros(1, np.int64), np.zeros(1))
         given = (o.params, o.key, start, o.norm_limit, o.probes, o.measures)
         self.nominal = make_member(o.components, o.nominal, *given)._replace(facts=o.facts)
-        _, memory = shapes_of_server(o.components, o.params, o.facts)
-        stateful = bool(jax.tree.leaves(shapes_of_client(o.components, o.params)))
+        _, memory, kept = first_states(o.components, o.params, o.facts)
+        stateful = bool(jax.tree.leaves(kept))
         self.all_applied = o.all_arrive or not stateful
         ahead = o.in_flight if o.asks else min(o.in_flight, WAVES_AHEAD * width * lanes)
         self.rows = width + -(-ahead // lanes)

@@ -73,9 +73,9 @@ class GrowingStack:
         shape, facts = self._needed(layout)
         self.stack = placed(members, layout, shape, facts, per_client=self._per_client)._replace(grows=True)
         self._compile()
-        self._carry = self.stack.start()
+        self._carry = self.stack.programs.start(self.stack.tables, self.stack.params)
         _, self._begins = pooled([m.components.data.order for m in members])
-        room, tables, empty = self._room, self.stack.tables, self.stack.buffers
+        room, tables, empty = self._room, self.stack.tables, self.stack.programs.buffers
 
         def train(*given: Any) -> JobBuffers:
             trained: JobBuffers = self.stack.train(*given)

@@ -11,7 +11,6 @@ and hyperparameters.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
@@ -115,7 +114,6 @@ class ClientJobs(NamedTuple):
         return finished(bound(self.client, hyper), work, started, before, *conditions)
 
 
-MakeBuffers = Callable[[Any, Readable], JobBuffers]
 TrainJobs = Callable[[Any, Readable, JobBuffers, Array], JobBuffers]
 
 
@@ -130,20 +128,13 @@ def mapped(function: Callable[..., Tree], hyper: Hypers, *jobs: Any) -> Any:
     return jax.vmap(function, in_axes=(of_hyper, *[0] * len(jobs)))(hyper, *jobs)
 
 
-def make_buffers(kind: JobKind, capacity: int, whole: bool) -> MakeBuffers:
-    """``buffers(tables, rows) -> buffers``: empty buffers of the right shapes.
-
-    ``whole``: each job ends in the call that begins it.
-    """
-
-    def buffers(tables: Any, rows: Readable) -> JobBuffers:
-        one = jax.eval_shape(partial(one_job, kind), tables, rows)
-        if whole:
-            one = one._replace(before=(), work=())
-        empty: JobBuffers = tree.stack_zeros(one, capacity)
-        return empty
-
-    return buffers
+def empty_buffers(kind: JobKind, capacity: int, whole: bool, tables: Any, rows: Readable) -> JobBuffers:
+    """Empty buffers of the right shapes; ``whole``: each job ends in the call that begins it."""
+    one = one_job(kind, tables, rows)
+    if whole:
+        one = one._replace(before=(), work=())
+    empty: JobBuffers = tree.stack_zeros(one, capacity)
+    return empty
 
 
 def one_job(kind: JobKind, tables: Any, rows: Readable) -> JobBuffers:

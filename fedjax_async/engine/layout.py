@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -172,28 +172,20 @@ def make_layout(schedules: Sequence[Schedule], cut: Cutting, *, personal: bool =
     """
     merged = merge(schedules, by_ranks=cut.batching == "vmap")
     steps = np.concatenate([s.local_steps[s.job] for s in schedules])[merged.source]
-
-    def slots(dealt: Lanes) -> MergedSlots:
-        return merge_slots(schedules, merged, dealt.bounds, dealt.stretches, personal)
-
-    return laid_out(schedules, merged, _ready(schedules, merged), steps, cut, slots)
+    layout = laid_out(schedules, merged, _ready(schedules, merged), steps, cut)
+    dealt = layout.dealt
+    return layout._replace(slots=merge_slots(schedules, merged, dealt.bounds, dealt.stretches, personal))
 
 
-def laid_out(
-    schedules: Sequence[Any],
-    merged: Merged,
-    ready: np.ndarray,
-    steps: np.ndarray,
-    cut: Cutting,
-    slots: Callable[[Lanes], Any],
-) -> Layout:
-    """The layout of merged runs. ``ready``, int64[E]: how many positions must be applied before the job of each may be
-    trained. ``steps``, int[E]: its local steps. ``slots``: what jobs read, from the lanes.
+def laid_out(schedules: Sequence[Any], merged: Merged, ready: np.ndarray, steps: np.ndarray, cut: Cutting) -> Layout:
+    """The layout of merged runs, without slots. ``steps``, int[E]: the local steps of each job.
+
+    ``ready``, int64[E]: how many positions must be applied before the job of each may be trained.
     """
     most = sum(s.num_clients for s in schedules)
     dealt, widths, capacity, executed = deal(ready, merged.waves, steps, most, cut)
     cost = (widths, capacity, int(steps.sum()), executed)
-    return Layout(list(schedules), *merged, dealt, slots(dealt), cut.batching, *cost)
+    return Layout(list(schedules), *merged, dealt, None, cut.batching, *cost)
 
 
 def _ready(schedules: Sequence[Schedule], merged: Merged) -> np.ndarray:

@@ -54,7 +54,8 @@ class LaidOut(Protocol):
 class SideBySide(Protocol[Tables]):
     """Runs that advance side by side, laid out, moved to the device and compiled: with a server or without one.
 
-    ``carry`` is the state that goes from program to program, ``buffers`` are those of a lane.
+    ``carry`` is the state that goes from program to program, ``buffers`` are those of a lane. Its programs have
+    ``start(tables, params) -> carry``, the carry at the start, and ``buffers()``, empty buffers of a lane.
     """
 
     @property
@@ -64,17 +65,13 @@ class SideBySide(Protocol[Tables]):
     @property
     def tables(self) -> Tables: ...
     @property
+    def programs(self) -> Any: ...
+    @property
     def params(self) -> Params: ...  # of the structure of models that observers keep
     @property
     def feed(self) -> Feed | None: ...
     @property
     def sharding(self) -> NamedSharding | None: ...
-
-    def start(self) -> Carry:
-        """The carry at the start."""
-
-    def buffers(self) -> JobBuffers:
-        """Empty buffers of a lane."""
 
     def train(self, width: int, tables: Tables, carry: Carry, buffers: JobBuffers, span: np.ndarray) -> JobBuffers:
         """Train a batch; see ``kernels.make_train`` for ``span``."""

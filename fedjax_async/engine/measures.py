@@ -160,11 +160,10 @@ def make_training_loss(model: Model) -> Callable[[Params, ClientData], dict[str,
 def make_metrics(
     model: Model, metrics: Sequence[tuple[str, Metric]], total: int, num_clients: int | None
 ) -> Callable[..., dict[str, Array]]:
-    """``evaluate(params, test_x, test_y, owner) -> {NAME[, client_NAME]}``; see ``evaluation.make_evaluate``."""
-    each = each_row(total)
+    """``evaluate(params, test_x, test_y, owner) -> {NAME[, client_NAME]}``; see ``evaluation.mean_scores``."""
 
     def evaluate(params: Params, test_x: Array, test_y: Array, owner: Array | None) -> dict[str, Array]:
-        found = each(lambda x, y: values_of(metrics, model.apply(params, x), y), test_x, test_y)
+        found = each_row(lambda x, y: values_of(metrics, model.apply(params, x), y), test_x, test_y, total)
         out = finished(metrics, jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), found), jnp.int32(total))
         if num_clients is None or owner is None:
             return out

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_async.base import tree
-from fedjax_async.engine.evaluation import loss_and_hit, make_evaluate
+from fedjax_async.engine.evaluation import loss_and_hit, mean_scores
 from fedjax_async.engine.flat import opened
 from fedjax_async.engine.measures import over_clients
 from fedjax_async.engine.peer_kernels import NodeJobs
@@ -87,7 +87,7 @@ def make_own_scores(what: NodeJobs, model: Model, scoring: PeerScoring) -> Calla
 
 def make_global_scores(what: NodeJobs, model: Model, scoring: PeerScoring) -> Callable[..., dict[str, Array]]:
     """``whole(tables, rows, nodes) -> {global_loss, global_accuracy}``: as own scores, on the global test set."""
-    evaluate = make_evaluate(model, total=scoring.total, labels=scoring.labels)
+    evaluate = partial(mean_scores, model, total=scoring.total, labels=scoring.labels)
 
     def whole(tables: PeerTables, rows: State, nodes: Array) -> dict[str, Array]:
         run = _run_of(tables, rows, nodes)
@@ -96,7 +96,7 @@ def make_global_scores(what: NodeJobs, model: Model, scoring: PeerScoring) -> Ca
 
         def one(i: Array) -> dict[str, Array]:
             params = peer.params(tree.gather(rows, nodes[i]))
-            return evaluate(params, *tests, None)
+            return evaluate(params, *tests)
 
         found = over_clients(one, len(nodes), scoring.width)
         return {f"global_{name}": values for name, values in found.items()}
@@ -113,7 +113,7 @@ def make_together(
     ``parts``: the scores of consecutive nodes, which are joined to [N]. ``now``: bool[], whether the mean model is
     evaluated on the global test set; NaN where it is not.
     """
-    evaluate = make_evaluate(model, total=scoring.total, labels=scoring.labels)
+    evaluate = partial(mean_scores, model, total=scoring.total, labels=scoring.labels)
 
     def together(
         tables: PeerTables, rows: State, run: Array, online: Array, parts: Sequence[dict[str, Array]], now: Array
@@ -128,7 +128,7 @@ def make_together(
         if scoring.globally:
             # a conditional skips the whole global test set where the score is not wanted
             x, y = tests_of(tables, run, scoring.total)
-            score = partial(evaluate, test_x=x, test_y=y, owner=None)
+            score = partial(evaluate, test_x=x, test_y=y)
             nothing = jax.tree.map(lambda s: jnp.full(s.shape, jnp.nan, s.dtype), jax.eval_shape(score, mean))
             average = jax.lax.cond(now, score, lambda _: nothing, mean)
             found |= {f"average_{name}": value for name, value in average.items()}

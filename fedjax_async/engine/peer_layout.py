@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_async.base import check
-from fedjax_async.engine.batches import Cutting, Lanes
+from fedjax_async.engine.batches import Cutting
 from fedjax_async.engine.layout import Layout, Merged, laid_out
 from fedjax_async.peers.schedule import PeerSchedule
 from fedjax_async.peers.statistics import readers
@@ -63,17 +63,16 @@ def make_peer_layout(
     steps = np.concatenate([s.local_steps for s in schedules])[source].astype(np.int64)
     bounds, entries = _inboxes(schedules, source)
 
-    def inboxes(dealt: Lanes) -> InboxSlots:
-        count, slot = _slots(schedules, orders, positions, dealt.bounds)
-        senders, fragments = (
-            np.concatenate(columns)
-            for columns in zip(*((begin + s.source, s.fragment) for begin, s in zip(first, schedules)))
-        )
-        entry_slot, stops = slot[senders[entries], fragments[entries]], [stops for _, _, stops in each]
-        return InboxSlots(orders, stops, bounds, entries, entry_slot, slot[source], count)
-
     merged = Merged(run[together], source, positions, contiguous_runs(ready))
-    return laid_out(schedules, merged, ready, steps, cut, inboxes)
+    layout = laid_out(schedules, merged, ready, steps, cut)
+    count, slot = _slots(schedules, orders, positions, layout.dealt.bounds)
+    senders, fragments = (
+        np.concatenate(columns)
+        for columns in zip(*((begin + s.source, s.fragment) for begin, s in zip(first, schedules)))
+    )
+    entry_slot, stops = slot[senders[entries], fragments[entries]], [stops for _, _, stops in each]
+    inboxes = InboxSlots(orders, stops, bounds, entries, entry_slot, slot[source], count)
+    return layout._replace(slots=inboxes)
 
 
 def _ordered(schedule: PeerSchedule, times: np.ndarray, order: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

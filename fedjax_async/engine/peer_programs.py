@@ -12,7 +12,8 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.stages import Compiled, Wrapped
 
-from fedjax_async.engine import peer_evaluation, peer_kernels, programs
+from fedjax_async.base import tree
+from fedjax_async.engine import kernels, peer_evaluation, peer_kernels, programs
 from fedjax_async.engine.compiling import jitted
 from fedjax_async.engine.devices import everywhere, placed, spread
 from fedjax_async.engine.peer_evaluation import PeerScoring, rows_of_run
@@ -109,7 +110,7 @@ def peer_shapes(
     """What a run will allocate on the device; nothing is compiled."""
     carry = jax.eval_shape(start(what, shape.num_clients, shape.slot_count, mesh), tables, params)
     whole = batching == "loop"
-    empty = programs.shapes_of_buffers(what, shape.capacity, whole, tables, carry.readable)
+    empty = tree.shapes(kernels.empty_buffers, tables, carry.readable, given=(what, shape.capacity, whole))
     empty = empty._replace(started=()) if whole else empty
     if mesh is not None:
         carry, empty = placed(carry, everywhere(mesh)), placed(empty, spread(mesh))

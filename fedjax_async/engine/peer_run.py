@@ -11,9 +11,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.stages import Compiled
 
-from fedjax_async.base import check
+from fedjax_async.base import check, tree
 from fedjax_async.engine.components import Components
-from fedjax_async.engine.devices import TooLarge, bytes_of, everywhere, temporary_bytes, to_devices
+from fedjax_async.engine.devices import TooLarge, everywhere, temporary_bytes, to_devices
 from fedjax_async.engine.evaluation import EvaluationPoints
 from fedjax_async.engine.execution import Execution
 from fedjax_async.engine.flat import flattened, said_of
@@ -83,16 +83,6 @@ class PeerStack(NamedTuple):
     def x64(self) -> bool:
         """Whether the programs have 64-bit numbers; each thread has its own setting."""
         return bool(self.tables.norm_limit.dtype == np.float64)
-
-    def start(self) -> Carry:
-        """The carry at the start: nothing has been sent."""
-        carry: Carry = self.programs.start(self.tables, self.params)
-        return carry
-
-    def buffers(self) -> JobBuffers:
-        """Empty buffers of a lane."""
-        empty: JobBuffers = self.programs.buffers()
-        return empty
 
     def train(self, width: int, tables: PeerTables, carry: Carry, buffers: JobBuffers, span: np.ndarray) -> JobBuffers:
         """Mix, train and push the events of a batch."""
@@ -247,8 +237,8 @@ def make_peer_stack(
     params = every[0] if shape.runs == 1 else jax.tree.map(lambda *leaves: np.stack(leaves), *every)
     params = to_devices(params, sharding)
     shapes = peer_shapes(what, shape, layout.batching, tables, params, mesh)
-    fixed = bytes_of(tables._replace(key=())) + bytes_of(shapes.carry)
-    needed = fixed + layout.dealt.lanes * bytes_of(shapes.buffers)
+    fixed = tree.num_bytes((tables._replace(key=()), shapes.carry))
+    needed = fixed + layout.dealt.lanes * tree.num_bytes(shapes.buffers)
     if memory_limit is not None and needed > memory_limit:
         raise TooLarge(needed, layout.capacity)
     node_blocks = _node_blocks(shape.num_clients, layout.dealt.lanes, 1 if mesh is None else mesh.size)

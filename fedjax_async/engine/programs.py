@@ -13,17 +13,26 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.stages import Compiled, Wrapped
 
+from fedjax_async.base import tree
 from fedjax_async.engine import kernels, serving
 from fedjax_async.engine.compiling import jitted
 from fedjax_async.engine.components import Client, Server
 from fedjax_async.engine.devices import everywhere, placed, spread
 from fedjax_async.engine.kernels import ClientJobs, JobKind
-from fedjax_async.engine.scoring import Measuring, compiled_together, evaluate, evaluated, measure, reads_clients
+from fedjax_async.engine.scoring import (
+    Measuring,
+    Scoring,
+    compiled_together,
+    evaluate,
+    evaluated,
+    measure,
+    reads_clients,
+)
 from fedjax_async.engine.sending import rule_at, state_of, write_messages
 from fedjax_async.engine.stack import Stack
 from fedjax_async.engine.stack_facts import StackFacts
 from fedjax_async.engine.tables import DeviceTables
-from fedjax_async.types import Array, Model, Params, State, Structure
+from fedjax_async.types import Array, Model, Params, State
 
 # (tables, carry, buffers, span) -> (carry, uploads rejected so far)
 Apply = Callable[[Any, kernels.Carry, kernels.JobBuffers, Array], tuple[kernels.Carry, Array]]
@@ -38,31 +47,16 @@ def start(server: Server, client: Client, facts: StackFacts, slots: int, mesh: M
 
 
 @lru_cache(maxsize=64)
-def _shapes_of_buffers(kind: JobKind, capacity: int, whole: bool) -> Wrapped:
-    return jitted(kernels.make_buffers(kind, capacity, whole))  # only traced
-
-
-def shapes_of_buffers(
-    kind: JobKind, capacity: int, whole: bool, tables: Any, rows: kernels.Readable
-) -> kernels.JobBuffers:
-    """The shapes of :func:`kernels.make_buffers`."""
-    shapes: kernels.JobBuffers = jax.eval_shape(_shapes_of_buffers(kind, capacity, whole), tables, rows)
-    return shapes
-
-
-@lru_cache(maxsize=64)
-def _zeros(structure: Structure, leaves: tuple[jax.ShapeDtypeStruct, ...], mesh: Mesh | None) -> Wrapped:
+def _zeros(shapes: Any, mesh: Mesh | None) -> Wrapped:
     def zeros() -> Any:
-        return jax.tree.unflatten(structure, [jnp.zeros(leaf.shape, leaf.dtype) for leaf in leaves])
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), tree.thawed(shapes))
 
     return jitted(zeros, out_shardings=spread(mesh))
 
 
 def compiled_zeros(shapes: Any, mesh: Mesh | None = None) -> Compiled:
     """``zeros() -> buffers`` of these shapes, which no client needs to be traced for; each device holds its rows."""
-    leaves, structure = jax.tree.flatten(shapes)
-    plain = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
-    return _zeros(structure, plain, mesh).lower().compile()
+    return _zeros(tree.frozen(shapes), mesh).lower().compile()
 
 
 @lru_cache(maxsize=256)
@@ -113,8 +107,10 @@ def applying(made: Apply, mesh: Mesh | None) -> Wrapped:
 
 @lru_cache(maxsize=64)
 def receive(server: Server, facts: StackFacts, ranks: bool, mesh: Mesh | None) -> Wrapped:
-    """Jitted :func:`serving.make_receive` or ``make_receive_ranks``."""
-    return applying((serving.make_receive_ranks if ranks else serving.make_receive)(server, facts), mesh)
+    """Jitted ``serving.Receiver.receive`` or :func:`serving.make_receive_ranks`."""
+    return applying(
+        serving.make_receive_ranks(server, facts) if ranks else serving.Receiver(server, facts).receive, mesh
+    )
 
 
 @lru_cache(maxsize=64)
@@ -215,10 +211,9 @@ def shapes_of(stack: Stack, mesh: Mesh | None = None) -> Shapes:
     components, facts, tables, whole = stack.members[0].components, stack.facts, stack.tables, stack.layout.whole
     made = start(components.rule, components.client, facts, stack.shape.slot_count, mesh)
     carry = jax.eval_shape(made, tables, stack.params)
-    empty = shapes_of_buffers(ClientJobs(components.client), stack.shape.capacity, whole, tables, carry.readable)
-    leaves, structure = jax.tree.flatten((tables, carry, empty))
-    shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
-    if whole and not _keeps_starts(components.rule, facts, structure, shapes):
+    given = (ClientJobs(components.client), stack.shape.capacity, whole)
+    empty = tree.shapes(kernels.empty_buffers, tables, carry.readable, given=given)
+    if whole and not _keeps_starts(components.rule, facts, tree.frozen((tables, carry, empty))):
         empty = empty._replace(started=())
     if mesh is not None:
         carry, empty = placed(carry, everywhere(mesh)), placed(empty, spread(mesh))
@@ -226,14 +221,12 @@ def shapes_of(stack: Stack, mesh: Mesh | None = None) -> Shapes:
 
 
 @lru_cache(maxsize=64)
-def _keeps_starts(
-    server: Server, facts: StackFacts, structure: Structure, leaves: tuple[jax.ShapeDtypeStruct, ...]
-) -> bool:
+def _keeps_starts(server: Server, facts: StackFacts, shapes: Any) -> bool:
     """Whether buffers keep start models; ``ValueError`` for a rule that must not share its messages.
 
-    ``structure`` and ``leaves``: the shapes of tables, carry and buffers. Tracing takes 50 ms, so results are cached.
+    ``shapes``: of tables, carry and buffers, frozen. Tracing takes 50 ms, so results are cached.
     """
-    tables, carry, buffers = jax.tree.unflatten(structure, leaves)
+    tables, carry, buffers = tree.thawed(shapes)
     serving.check_shared_messages(server, facts, tables, carry, buffers)
     return serving.reads_starts(server, facts, tables, carry, buffers)
 
@@ -253,7 +246,7 @@ def compile_programs(stack: Stack, shapes: Shapes, *, mesh: Mesh | None = None, 
     carry, empty, store = shapes
     kind = ClientJobs(client)
     own = client if what.own_models else None
-    score = evaluate(model, server, own, facts, what.total, what.labels, what.per_client)
+    scoring = Scoring(model, server, own, facts, what.total, what.labels, what.per_client)
     now = (np.zeros((), tables.time.dtype), np.zeros((), np.int32))
     more, reads = None, reads_clients(model, what)
     if inputs is not None:
@@ -261,14 +254,13 @@ def compile_programs(stack: Stack, shapes: Shapes, *, mesh: Mesh | None = None, 
         more = made.lower(tables, evaluated(carry, reads), span[0], now, *tests[:3], inputs).compile()
     together = None
     if stack.every_test is not None:
-        given = (model, server, own, shape.runs, tables, stack.params, carry, stack.every_test, what, facts)
-        together = compiled_together(*given)
+        together = compiled_together(scoring, shape.runs, tables, stack.params, carry, stack.every_test)
     return Programs(
         start=start(server, client, facts, shape.slot_count, mesh).lower(tables, stack.params).compile(),
         buffers=compiled_zeros(empty, mesh),
         train=compiled_training(kind, layout.widths, layout.batching, tables, carry, empty, mesh),
         receive=receive(server, facts, by_ranks, mesh).lower(tables, carry, store or empty, span[:2]).compile(),
-        evaluate=score.lower(tables, evaluated(carry, what.own_models), span[0], now, *tests).compile(),
+        evaluate=evaluate(scoring).lower(tables, evaluated(carry, what.own_models), span[0], now, *tests).compile(),
         by_ranks=by_ranks,
         measure=more,
         reads_clients=reads,

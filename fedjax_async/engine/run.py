@@ -45,13 +45,14 @@ def run_stack(
     ``observers``: one per member. A member that its observer stops may still be trained while other members are;
     its results end at the evaluation that stopped it.
     """
-    layout, carry, scores = stack.layout, stack.start(), stack.scores()
+    layout, programs, scores = stack.layout, stack.programs, stack.scores()
+    carry = programs.start(stack.tables, stack.params)
     watcher = Watcher([m.points for m in stack.members], observers or [None] * len(stack.members))
     if keeper is not None:
         for name, value in stack.identity().items():
             keeper.identify(name, value)
     feed = None if stack.feed is None else stack.feed.batch
-    with Trainers(layout.dealt.lanes, stack.tables, stack.train, stack.buffers, feed) as trainers:
+    with Trainers(layout.dealt.lanes, stack.tables, stack.train, programs.buffers, feed) as trainers:
         evaluate = stack.evaluator(watcher, trainers)
         carry, turns = restored(keeper, carry, scores, watcher, stack.params, stack.sharding)
         if not scores.at:

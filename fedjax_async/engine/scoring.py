@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -14,7 +13,14 @@ from jax.stages import Compiled, Wrapped
 from fedjax_async.engine import kernels, measures
 from fedjax_async.engine.compiling import jitted
 from fedjax_async.engine.components import Client, Server, bound
-from fedjax_async.engine.evaluation import make_evaluate, make_own, make_validate, most_at_once, own_models, rows_at
+from fedjax_async.engine.evaluation import (
+    client_scores,
+    mean_scores,
+    most_at_once,
+    own_models,
+    rows_at,
+    validation_scores,
+)
 from fedjax_async.engine.measures import Inputs, Measures
 from fedjax_async.engine.sending import rule_at, state_of
 from fedjax_async.engine.stack_facts import StackFacts
@@ -30,59 +36,23 @@ def evaluated(carry: kernels.Carry, own: bool) -> Read:
     return (carry.server, carry.memory, carry.clients) if own else (carry.server, (), ())
 
 
-@lru_cache(maxsize=64)
-def evaluate(
-    model: Model, server: Server, client: Client | None, facts: StackFacts, total: int, labels: bool, per_client: bool
-) -> Wrapped:
-    """Jitted :func:`_evaluate`."""
-    return jitted(_evaluate(model, server, client, facts, total, labels, per_client))
+class Scoring(NamedTuple):
+    """What the program that computes losses and accuracies depends on, and the program, for one run.
 
-
-@lru_cache(maxsize=64)
-def evaluate_runs(
-    model: Model,
-    server: Server,
-    client: Client | None,
-    facts: StackFacts,
-    total: int,
-    labels: bool,
-    per_client: bool,
-    at_once: int,
-) -> Wrapped:
-    """Jitted :func:`_evaluate` for all runs of a stack, ``at_once`` of them side by side; scores [R] by name.
-
-    ``run``, ``now``, ``owner``, ``tests`` and ``validation`` have an axis of runs in front; the test set is shared.
+    Without a ``client`` no models of clients are evaluated; ``total``: test examples; ``labels``: whether targets are
+    classes; ``per_client``: whether the global model is also scored on each client's tests.
     """
-    one = _evaluate(model, server, client, facts, total, labels, per_client)
 
-    def evaluate_runs(
-        tables: DeviceTables, seen: Read, run: Array, now: Now, x: Array, y: Array, *own: State
-    ) -> dict[str, Array]:
-        def of_some(some: tuple[Array, Now, State]) -> dict[str, Array]:
-            run, now, own = some
-            found: dict[str, Array] = jax.vmap(lambda run, now, own: one(tables, seen, run, now, x, y, *own))(
-                run, now, own
-            )
-            return found
-
-        parts = jax.tree.map(lambda leaf: leaf.reshape(-1, at_once, *leaf.shape[1:]), (run, now, own))
-        return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), jax.lax.map(of_some, parts))
-
-    return jitted(evaluate_runs)
-
-
-def _evaluate(
-    model: Model, server: Server, client: Client | None, facts: StackFacts, total: int, labels: bool, per_client: bool
-) -> Callable[..., dict[str, Array]]:
-    """``evaluate(tables, (states, memory, clients), run, now, test_x, test_y, owner, tests, validation)``.
-
-    It returns scores by name. Without a ``client`` no models of clients are evaluated, and memory and clients are
-    ``()``. ``tests``: the clients' own tests. ``validation`` is None where the data have no validation part.
-    """
-    clients = facts.num_clients if per_client else None
-    score = make_evaluate(model, total=total, labels=labels, num_clients=clients)
+    model: Model
+    server: Server
+    client: Client | None
+    facts: StackFacts
+    total: int
+    labels: bool
+    per_client: bool
 
     def evaluate(
+        self,
         tables: DeviceTables,
         seen: Read,
         run: Array,
@@ -93,19 +63,53 @@ def _evaluate(
         tests: Any,
         validation: ClientData | None,
     ) -> dict[str, Array]:
-        rule, state = rule_at(server, tables, run), state_of(tables, seen[0], run)
-        scores = score(rule.params(state), x, y, owner)
+        """Scores by name. ``x``, ``y``: the test set, with the ``owner`` of each example; ``tests``: the clients' own.
+
+        Without a ``client``, memory and clients of ``seen`` are ``()``. ``validation``: None without such a part.
+        """
+        model, labels, count = self.model, self.labels, self.facts.num_clients
+        rule, state = rule_at(self.server, tables, run), state_of(tables, seen[0], run)
+        each = count if self.per_client else None
+        params = rule.params(state)
+        scores = mean_scores(model, params, x, y, owner, total=self.total, labels=labels, num_clients=each)
         if validation is not None:
             pool = validation if validation.x is not None else validation._replace(x=tables.x, y=tables.y)
-            scores |= make_validate(model, labels)(rule.params(state), pool)
-        if client is None:
+            scores |= validation_scores(model, labels, params, pool)
+        if self.client is None:
             return scores
-        memory, kept = (rows_at(table, run * jnp.int32(facts.num_clients)) for table in seen[1:])
-        who = bound(client, kernels.hyper_of(tables, run))
+        memory, kept = (rows_at(table, run * jnp.int32(count)) for table in seen[1:])
+        who = bound(self.client, kernels.hyper_of(tables, run))
         models = own_models(rule, who, state, memory, kept, now, tests)
-        return scores | make_own(model, labels)(models, x, y, tests)
+        return scores | client_scores(model, labels, models, x, y, tests)
 
-    return evaluate
+
+@lru_cache(maxsize=64)
+def evaluate(what: Scoring) -> Wrapped:
+    """Jitted :meth:`Scoring.evaluate`."""
+    return jitted(what.evaluate)
+
+
+@lru_cache(maxsize=64)
+def evaluate_runs(what: Scoring, at_once: int) -> Wrapped:
+    """As :func:`evaluate` for all runs of a stack, ``at_once`` of them side by side; scores [R] by name.
+
+    ``run``, ``now``, ``owner``, ``tests`` and ``validation`` have an axis of runs in front; the test set is shared.
+    """
+
+    def evaluate_runs(
+        tables: DeviceTables, seen: Read, run: Array, now: Now, x: Array, y: Array, *own: State
+    ) -> dict[str, Array]:
+        def of_one(run: Array, now: Now, own: State) -> dict[str, Array]:
+            return what.evaluate(tables, seen, run, now, x, y, *own)
+
+        def of_some(some: tuple[Array, Now, State]) -> dict[str, Array]:
+            found: dict[str, Array] = jax.vmap(of_one)(*some)
+            return found
+
+        parts = jax.tree.map(lambda leaf: leaf.reshape(-1, at_once, *leaf.shape[1:]), (run, now, own))
+        return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), jax.lax.map(of_some, parts))
+
+    return jitted(evaluate_runs)
 
 
 class Measuring(NamedTuple):
@@ -166,21 +170,11 @@ def reads_clients(model: Model, what: Measuring) -> bool:
 
 
 def compiled_together(
-    model: Model,
-    server: Server,
-    client: Client | None,
-    runs: int,
-    tables: DeviceTables,
-    params: Params,
-    carry: kernels.Carry,
-    every_test: Any,
-    what: Measuring,
-    facts: StackFacts,
+    what: Scoring, runs: int, tables: DeviceTables, params: Params, carry: kernels.Carry, every_test: Any
 ) -> Compiled:
     """The compiled :func:`evaluate_runs`."""
     one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), params)
-    at_once = most_at_once(model, one, every_test[0], runs)
-    made = evaluate_runs(model, server, client, facts, what.total, what.labels, what.per_client, at_once)
+    made = evaluate_runs(what, most_at_once(what.model, one, every_test[0], runs))
     now = (np.zeros(runs, tables.time.dtype), np.zeros(runs, np.int32))
-    given = evaluated(carry, client is not None), np.arange(runs, dtype=np.int32), now, *every_test
+    given = evaluated(carry, what.client is not None), np.arange(runs, dtype=np.int32), now, *every_test
     return made.lower(tables, *given).compile()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -175,29 +175,23 @@ def reads_starts(server: Server, facts: StackFacts, tables: DeviceTables, carry:
     return bool(facts.probes) or any(read[: len(jax.tree.leaves(buffers.started))])
 
 
-def make_receive(server: Server, facts: StackFacts) -> Receive:
-    """``receive(tables, carry, buffers, span) -> (carry, rejected)``: apply the positions ``span[0] .. span[1]-1``.
-
-    ``rejected``: int32[], uploads rejected so far; a copy that outlives the donation of ``carry``. By waiting for it,
-    the host learns how far the device has come.
-    """
-    return Receiver(server, facts).receive
-
-
 # Operations of an arrival, as traced. Several longer ones (ResNet-18 has 2,333) in a pass would take long to compile,
 # and the pass of the loop is the smaller part of what they cost.
 SHORT = 500
 
 
-class Receiver:
-    """Receives uploads one after the other: see :func:`make_receive`."""
+class Receiver(NamedTuple):
+    """Receives uploads one after the other."""
 
-    def __init__(self, server: Server, facts: StackFacts) -> None:
-        self.server, self.facts = server, facts
-        self.one_by_one = jax.default_backend() == "cpu"  # there a write costs less than a call's share of several
+    server: Server
+    facts: StackFacts
 
     def receive(self, tables: DeviceTables, carry: Carry, buffers: JobBuffers, span: Array) -> tuple[Carry, Array]:
-        """The program."""
+        """``(carry, rejected)``: apply the positions ``span[0] .. span[1]-1``.
+
+        ``rejected``: int32[], uploads rejected so far; a copy that outlives the donation of ``carry``. By waiting for
+        it, the host learns how far the device has come.
+        """
         low, high = span[0], span[1]
         if self.facts.grouped:
 
@@ -208,7 +202,7 @@ class Receiver:
                 _, carry = jax.lax.while_loop(lambda held: held[0] < high, further, (low, carry))
         else:
             carry = self.arrivals(tables, buffers, low, high, carry)
-        if not self.one_by_one:
+        if jax.default_backend() != "cpu":  # there a call's share of several costs less than a write
             carry = noted_jobs(tables, buffers, low, high, len(buffers.norm), carry)
         return carry, carry.rejected + 0
 
@@ -252,7 +246,7 @@ class Receiver:
             carry = self.applied(tables, buffers, p, active, carry)
         else:
             carry = tree.when(tables.applied[p], lambda carry: self.applied(tables, buffers, p, None, carry), carry)
-        if self.one_by_one:
+        if jax.default_backend() == "cpu":
             carry = noted_jobs(tables, buffers, p, p + 1, 1, carry)
         after = tree.gather(buffers.after, tables.row[p])
         carry = carry._replace(clients=tree.scatter(carry.clients, tables.owner[p], after))
@@ -313,7 +307,7 @@ def noted_jobs(tables: DeviceTables, buffers: JobBuffers, low: Array, high: Arra
 
 
 def make_receive_ranks(server: Server, facts: StackFacts) -> Receive:
-    """As :func:`make_receive`, for the ranks ``span[0] .. span[1]-1``; the arrivals of a rank are applied at once."""
+    """As ``Receiver.receive``, for the ranks ``span[0] .. span[1]-1``; the arrivals of a rank are applied at once."""
 
     def received(tables: DeviceTables, run: Array, state: State, memory: State, arrival: Arrival) -> Received:
         rule = rule_at(server, tables, run)

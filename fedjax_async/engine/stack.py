@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike
 
 from fedjax_async.clock.record import SLACK
 from fedjax_async.engine.components import Components, bound
-from fedjax_async.engine.evaluation import EvaluationPoints, RunTests, now_of
+from fedjax_async.engine.evaluation import EvaluationPoints, RunTests
 from fedjax_async.engine.flat import said_of
 from fedjax_async.engine.kernels import Carry, JobBuffers
 from fedjax_async.engine.layout import Layout, digest
@@ -77,16 +77,6 @@ class Stack(NamedTuple):
     def ranks(self) -> np.ndarray | None:
         """The bounds of the ranks, if whole ranks are applied at once."""
         return self.layout.slots.ranks if self.programs.by_ranks else None
-
-    def start(self) -> Carry:
-        """The carry at the start: the first messages are sent."""
-        carry: Carry = self.programs.start(self.tables, self.params)
-        return carry
-
-    def buffers(self) -> JobBuffers:
-        """Empty buffers of a lane."""
-        empty: JobBuffers = self.programs.buffers()
-        return empty
 
     def train(
         self, width: int, tables: DeviceTables, carry: Carry, buffers: JobBuffers, span: np.ndarray
@@ -233,7 +223,10 @@ class Evaluator:
         return found
 
     def _now(self, run: int, local: int) -> tuple[np.ndarray, np.ndarray]:
-        return now_of(self._stack.members[run].points, local, self._real)
+        """Virtual time, and server steps closed, at the evaluation of a run after ``local`` arrivals."""
+        points = self._stack.members[run].points
+        row = np.searchsorted(points.position, local)
+        return np.asarray(points.time[row], self._real), np.asarray(points.steps[row], np.int32)
 
     def _one(self, carry: Carry, run: int, local: int) -> dict[str, Any]:
         stack, tests = self._stack, self._stack.tests[run]

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from fedjax_async.base import check
+from fedjax_async.base import check, tree
 from fedjax_async.clock import check_schedule
 from fedjax_async.engine.batches import Cutting
-from fedjax_async.engine.components import Components, facts_of, shapes_of_client, shapes_of_server
+from fedjax_async.engine.components import Components, facts_of, first_states
 from fedjax_async.engine.defaults import default_batching, default_width, width_costs
-from fedjax_async.engine.devices import TooLarge, bytes_of, everywhere, temporary_bytes, to_devices
+from fedjax_async.engine.devices import TooLarge, everywhere, temporary_bytes, to_devices
 from fedjax_async.engine.evaluation import EvaluationPoints, RunTests, differs, own_tests, owners, validation_part
 from fedjax_async.engine.flat import flattened
 from fedjax_async.engine.layout import Layout, make_layout
@@ -53,7 +53,8 @@ def make_member(
     if probes is not None and probes is not NO_PROBES:
         chosen = resolved_probes(probes, components.data, len(schedule.job))
     applied, points = np.ones(len(schedule.job), np.bool_), points._replace(steps=steps)
-    if jax.tree.leaves(shapes_of_client(components, params)):
+    _, _, kept = first_states(components, params, facts)
+    if jax.tree.leaves(kept):
         schedule, applied, position = all_training(schedule)
         points = points._replace(position=position[points.position])
     return Member(components, schedule, params, key, points, norm_limit, applied, facts, chosen, measures)
@@ -86,7 +87,7 @@ def layout_of(members: Sequence[Member], **options: Any) -> Layout:
     The options are those of :func:`cutting_of`.
     """
     first = members[0]
-    _, memory = shapes_of_server(first.components, first.params, first.facts)
+    _, memory, _ = first_states(first.components, first.params, first.facts)
     cut = cutting_of(first.components, first.params, **options)
     return make_layout([m.schedule for m in members], cut, personal=bool(jax.tree.leaves(memory)))
 
@@ -197,8 +198,8 @@ def make_stack(
         members = [m._replace(components=flattened(m.components)) for m in members]
     stack = placed(members, layout, shape, stack_facts(members, layout, shape), per_client=per_client, mesh=mesh)
     shapes = shapes_of(stack, mesh)
-    fixed = bytes_of((stack.tables._replace(key=()), stack.tests[0], stack.inputs[0])) + bytes_of(shapes.carry)
-    needed = fixed + layout.dealt.lanes * bytes_of(shapes.buffers)
+    fixed = tree.num_bytes((stack.tables._replace(key=()), stack.tests[0], stack.inputs[0], shapes.carry))
+    needed = fixed + layout.dealt.lanes * tree.num_bytes(shapes.buffers)
     if memory_limit is not None and needed > memory_limit:
         raise TooLarge(needed, layout.capacity)
     programs = compile_programs(stack, shapes, mesh=mesh, models=models)

@@ -76,7 +76,8 @@ class Trainers(Generic[Tables]):
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
-    def _train(self, batch: Batch, carry: Carry) -> None:
+    def _train(self, batch: Batch, carry: Carry, wait: bool) -> None:
+        """Train, and ``wait`` for the result: XLA runs programs that wait for others one after the other."""
         tables, low, count, lane = self._tables, batch.first, batch.jobs, batch.lane
         if self._feed is not None:
             tables = tables._replace(**self._feed(batch))
@@ -86,11 +87,8 @@ class Trainers(Generic[Tables]):
             self._used[lane] = self._call(width, tables, carry, self._used[lane], span)
         if self._keep is not None:
             self.buffers[lane] = self._keep(tables, self.buffers[lane], self._used[lane], span[:2])
-
-    def _train_and_wait(self, batch: Batch, carry: Carry) -> None:
-        """Train, and wait for the result: XLA runs programs that wait for others one after the other."""
-        self._train(batch, carry)
-        jax.block_until_ready(self.buffers[batch.lane])
+        if wait:
+            jax.block_until_ready(self.buffers[lane])
 
     def each(self, calls: Sequence[Callable[[], Tree]]) -> list[Tree]:
         """The results of independent calls, one per lane at a time; waits for them if there are several lanes."""
@@ -106,10 +104,10 @@ class Trainers(Generic[Tables]):
     def train_again(self, batches: Sequence[Batch], carry: Carry) -> None:
         """After a resume, train the jobs whose results were in buffers, which a checkpoint does not hold."""
         for batch in batches:
-            self._train_and_wait(batch, carry)
+            self._train(batch, carry, wait=True)
 
     def train(self, turn: Sequence[Batch], carry: Carry) -> list[JobBuffers]:
         """Train the batches of ``turn``; returns the buffers of all lanes."""
-        one = self._train_and_wait if self._pool is not None or self._in_step else self._train
-        self.each([partial(one, batch, carry) for batch in turn])
+        wait = self._pool is not None or self._in_step
+        self.each([partial(self._train, batch, carry, wait) for batch in turn])
         return self.buffers

@@ -26,8 +26,7 @@ from fedjax_async.engine.components import (
     Components,
     bound,
     facts_of,
-    shapes_of_client,
-    shapes_of_server,
+    first_states,
 )
 from fedjax_async.engine.evaluation import EvaluationPoints
 from fedjax_async.engine.kernels import FinishedJob, finished
@@ -136,8 +135,7 @@ def make_trajectory(
     """
     schedule = check_schedule(schedule)
     params = jax.eval_shape(components.model.init, jax.eval_shape(jax.random.key, 0))
-    _, memory = shapes_of_server(components, params, facts_of(schedule))
-    kept = shapes_of_client(components, params)
+    _, memory, kept = first_states(components, params, facts_of(schedule))
     training, applied, position = schedule, np.ones(len(schedule.job), np.bool_), points.position
     if jax.tree.leaves(kept):
         training, applied, after = all_training(schedule)
@@ -178,9 +176,7 @@ def make_trajectory(
 
 def kept_bytes(components: Components, params: Params, facts: Facts) -> int:
     """About how many bytes reverse mode keeps for an arrival: state, message and rows, before and after it."""
-    state, memory = shapes_of_server(components, params, facts)
-    kept = shapes_of_client(components, params)
-    return 2 * tree.num_bytes((state, memory, kept, params))
+    return 2 * tree.num_bytes((first_states(components, params, facts), params))
 
 
 class _Run:

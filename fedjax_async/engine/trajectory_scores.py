@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from fedjax_async.engine.components import Components
-from fedjax_async.engine.evaluation import make_evaluate, validation_part
+from fedjax_async.engine.evaluation import mean_scores, validation_part
 from fedjax_async.types import Array, Params
 
 
@@ -46,19 +46,18 @@ def where_evaluated(score: Callable[[Params], dict[str, Array]]) -> Callable[[Ar
 def make_score(components: Components) -> Callable[[Params], dict[str, Array]]:
     """Loss and accuracy on the test set and, where there is one, on the validation part."""
     data, model = components.data, components.model
-    sets = {"": (data.test_x, data.test_y)}
+    sets = {"": (jnp.asarray(data.test_x), jnp.asarray(data.test_y))}
     part = validation_part(data)
     if part is not None:
         rows = np.asarray(part.order)
-        sets["validation_"] = (np.asarray(data.x[rows]), np.asarray(data.y[rows]))
+        sets["validation_"] = (jnp.asarray(data.x[rows]), jnp.asarray(data.y[rows]))
     labels = bool(np.issubdtype(data.test_y.dtype, np.integer))
-    scores = {
-        prefix: (make_evaluate(model, total=len(y), labels=labels), jnp.asarray(x), jnp.asarray(y))
-        for prefix, (x, y) in sets.items()
-    }
 
     def score(params: Params) -> dict[str, Array]:
-        found = {prefix: evaluate(params, x, y, None) for prefix, (evaluate, x, y) in scores.items()}
-        return {prefix + name: value for prefix, values in found.items() for name, value in values.items()}
+        found: dict[str, Array] = {}
+        for prefix, (x, y) in sets.items():
+            means = mean_scores(model, params, x, y, total=len(y), labels=labels)
+            found |= {prefix + name: value for name, value in means.items()}
+        return found
 
     return score

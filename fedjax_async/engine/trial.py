@@ -7,7 +7,6 @@ server step; ``event`` is the same for a node.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -51,23 +50,27 @@ def sent(server: Server, client: Client, hyper: Hyper, params: Params, data: Fed
     Raises ``ValueError`` for wrong values among ``hyper``.
     """
     bound(server, hyper)
-    found: tuple[Message, State] = shapes_of(_sent(server, client, Facts(len(data.size))), hyper, params, data)
+    found: tuple[Message, State] = shapes_of(_sent, hyper, params, data, given=(server, client, Facts(len(data.size))))
     return found
 
 
-@lru_cache(maxsize=64)
-def _sent(server: Server, client: Client, facts: Facts) -> Callable[..., tuple[Message, State]]:
-    def of_job(hyper: Hyper, params: Params, key: Key, pool: tuple[Array, Array]) -> tuple[Message, State]:
-        found = job(bound(server, hyper), bound(client, hyper), params, key, pool, facts)
-        return found.message, found.upload
-
-    return of_job
+def _sent(
+    server: Server, client: Client, facts: Facts, hyper: Hyper, params: Params, key: Key, pool: tuple[Array, Array]
+) -> tuple[Message, State]:
+    found = job(bound(server, hyper), bound(client, hyper), params, key, pool, facts)
+    return found.message, found.upload
 
 
-def shapes_of(function: Callable[..., Any], hyper: Mapping[str, float], params: Params, data: FederatedData) -> Any:
-    """The shapes that ``function(hyper, params, key, one row of the data)`` returns."""
+def shapes_of(
+    function: Callable[..., Any],
+    hyper: Mapping[str, float],
+    params: Params,
+    data: FederatedData,
+    given: tuple[Any, ...] = (),
+) -> Any:
+    """The shapes that ``function(*given, hyper, params, key, one row of the data)`` returns."""
     key, pool = jax.eval_shape(jax.random.key, 0), (row_of(data.x), row_of(data.y))
-    return tree.shapes(function, abstract(hyper), params, key, pool)
+    return tree.shapes(function, abstract(hyper), params, key, pool, given=given)
 
 
 def one_row(x: Array, y: Array, zero: Array) -> ClientData:

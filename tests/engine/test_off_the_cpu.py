@@ -111,7 +111,7 @@ def loops_of_receive(rule, timing, delay):
     """How many loops a GPU's program has that applies arrivals; compiled for none."""
     _, facts, stack = uncompiled(rule, timing, delay)
     given = stack.tables, *shapes_of(stack)[:2], np.zeros(2, np.int32)
-    receive = jax.jit(serving.make_receive(stack.members[0].components.rule, facts))
+    receive = jax.jit(serving.Receiver(stack.members[0].components.rule, facts).receive)
     return receive.trace(*given).lower(lowering_platforms=("cuda",)).as_text().count("stablehlo.while")
 
 

@@ -65,9 +65,9 @@ def test_off_the_cpu_the_events_of_a_turn_are_written_at_once():
         members = [make_peer_member(*given), make_peer_member(*other)]
         layout = peer_layout_of(members, max_width=4)
         stack = make_peer_stack(members, layout, peer_shape(layout))
-        carry = stack.start()
+        carry = stack.programs.start(stack.tables, stack.params)
         span = np.zeros(2, np.int32)
-        traced = peer_programs.write(False, None).trace(stack.tables, carry, stack.buffers(), span)
+        traced = peer_programs.write(False, None).trace(stack.tables, carry, stack.programs.buffers(), span)
         assert not {"while", "cond"} & {eqn.primitive.name for eqn in traced.jaxpr.eqns}
         first, second = run_stack(stack)
     agree(first, want)
