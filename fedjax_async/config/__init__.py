@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from fedjax_async.config.own import named as named
     from fedjax_async.config.plugins import register as register
     from fedjax_async.config.registries import METHODS as METHODS
-    from fedjax_async.config.prepared import ENGINES as ENGINES, Experiment as Experiment
+    from fedjax_async.config.prepared import Experiment as Experiment
     from fedjax_async.config.settings import Settings as Settings
     from fedjax_async.base.method import Method as Method
     from fedjax_async.config.sweeping import (SweepGroup as SweepGroup, execute_group as execute_group,

@@ -17,7 +17,7 @@ import jax
 
 from fedjax_async.base import check, notices, registry, tree
 from fedjax_async.base.spec import Spec, made
-from fedjax_async.clock import TIMINGS, Decisions, Limits, NothingArrives, Timing, Until, energy, plan
+from fedjax_async.clock import TIMINGS, Decisions, Limits, NothingArrives, Timing, Until, check_schedule, energy, plan
 from fedjax_async.config import contracts, own, plugins
 from fedjax_async.config.adaptive import adaptive, looking_of
 from fedjax_async.config.budget import refuse_budget
@@ -58,6 +58,7 @@ from fedjax_async.local import local_steps
 from fedjax_async.server import begun, check_capacity
 from fedjax_async.types import FederatedData, Run, Schedule
 
+OF_CLOCK = ("delay", "availability", "faults", "network")  # settings that shape a schedule, besides its timing
 MEASURED = ("metrics", "train_loss", "train_examples", "fine_tune")  # settings that ask for measures
 
 
@@ -144,7 +145,7 @@ def resolve(settings: Settings) -> Resolved:
     components = components_of(server, trainer, model, data)
     measured = any(getattr(s, name) for name in MEASURED)
     measures = measures_of(s, model, shapes, data, batch_size) if measured else NOTHING
-    if own.is_own(s, "delay", "availability", "faults", "network"):
+    if own.is_own(s, *OF_CLOCK):
         contracts.check_clock(s, delay, len(data.size))
     if s.energy is not None:
         energy.bind(s.energy, len(data.size), s.seed)
@@ -188,6 +189,8 @@ def planned(
     if every != Every() and budgets == 1:  # the length is known before planning
         require_few(every, time=s.time, updates=s.updates if every.steps is None else s.server_steps)
     schedule = _within_budget(run, planning)
+    if run.has_own_timing or own.is_own(s, *OF_CLOCK):
+        schedule = check_schedule(schedule)
     spent = len(schedule.job) == s.updates or int(schedule.closes.sum()) == s.server_steps
     end = s.time if s.time is not None and not spent else float(schedule.time[-1])
     within = every.at is None or not certain or min(every.at) <= end
@@ -301,8 +304,6 @@ def execute(
     options: dict[str, Any] = {"observer": None if watch is None else watch.observer, "progress": progress}
     options["on_bad"] = s.on_bad
     planned = s.policy is None
-    if planned:
-        options["norm_limit"] = e.norm_limit
     if s.engine == "waves":
         options |= {"max_width": s.max_width, "lanes": s.lanes, "batching": s.batching}
         if planned:

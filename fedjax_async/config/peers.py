@@ -65,7 +65,7 @@ class WithoutServer(NamedTuple):
 
     def run(self, e: Experiment, **options: Any) -> EngineResult:
         """Run with ``run_peer_waves`` or ``run_peer_reference``."""
-        name, given = e.settings.engine, {"global_tests": self.global_tests, **options}
+        name, given = e.settings.engine, {"global_tests": self.global_tests, "norm_limit": e.norm_limit, **options}
         if name == "waves":
             given["probes"] = e.probes
         return PEER_ENGINES[name](e.components, e.schedule, e.params, e.key, e.points.time, **given)

@@ -27,13 +27,11 @@ from fedjax_async.engine.measures import NOTHING, Measures
 from fedjax_async.engine.probes import NO_PROBES
 from fedjax_async.engine.record import EngineResult, Traffic, make_run
 from fedjax_async.engine.reference import run_reference
-from fedjax_async.engine.run import Ready, run_stack, run_waves
+from fedjax_async.engine.run import Ready, run_member, run_stack
 from fedjax_async.engine.stack import Member
 from fedjax_async.engine.stacking import layout_of, make_member, make_stack, shape_of
 from fedjax_async.engine.tables import rows_of
 from fedjax_async.types import FederatedData, Key, Params, Run, Schedule
-
-ENGINES = {"waves": run_waves, "reference": run_reference}
 
 
 class Evaluations(NamedTuple):
@@ -126,10 +124,12 @@ class WithServer(NamedTuple):
         return scores
 
     def run(self, e: Experiment, **options: Any) -> EngineResult:
-        """Run with ``run_waves`` or ``run_reference``."""
-        engine: Callable[..., EngineResult] = ENGINES[e.settings.engine]
-        given = {"per_client": e.settings.per_client, "probes": e.probes, "measures": e.measures, **options}
-        return engine(e.components, e.schedule, e.params, e.key, e.points, **given)
+        """Run in waves, or with ``run_reference``."""
+        each = e.settings.per_client
+        if e.settings.engine == "waves":
+            return run_member(_member(e), per_client=each, **options)
+        given = {"per_client": each, "norm_limit": e.norm_limit, "probes": e.probes, "measures": e.measures, **options}
+        return run_reference(e.components, e.schedule, e.params, e.key, e.points, **given)
 
     def recorded(self, e: Experiment, result: EngineResult) -> Run:
         """Tables with energy and attackers, if the settings ask for them."""

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 from jax.sharding import Mesh
 
 from fedjax_async.base import check
+from fedjax_async.clock import check_schedule
 from fedjax_async.engine.checkpoint import Keeper
 from fedjax_async.engine.components import Components
 from fedjax_async.engine.defaults import default_lanes
@@ -20,7 +21,7 @@ from fedjax_async.engine.execution import Execution
 from fedjax_async.engine.loop import SideBySide, advance, restored
 from fedjax_async.engine.measures import NOTHING, Measures
 from fedjax_async.engine.record import EngineResult, Progress
-from fedjax_async.engine.stack import Stack
+from fedjax_async.engine.stack import Member, Stack
 from fedjax_async.engine.stacking import layout_of, make_member, make_stack, shape_of
 from fedjax_async.engine.tables import StackShape
 from fedjax_async.engine.trainers import Tables, Trainers
@@ -109,21 +110,28 @@ def run_waves(
     key: Key,
     points: EvaluationPoints,
     *,
-    per_client: bool = False,
     norm_limit: float = float("inf"),
     probes: Mapping[str, Any] | None = None,
     measures: Measures = NOTHING,
-    **execution: Any,
+    **options: Any,
 ) -> EngineResult:
     """Train every job of one schedule, batched in waves; the same result as one event at a time.
 
-    ``points``: when the model is evaluated; ``per_client``: also on each client's own tests. ``norm_limit``: uploads
-    with a larger norm are rejected. ``probes`` by name, and ``measures``: what else is recorded. ``execution``: the
-    options of :class:`~fedjax_async.engine.execution.Execution`. Raises ``ValueError`` for invalid arguments, and if
-    the run needs more than ``memory_limit``.
+    ``points``: when the model is evaluated. ``norm_limit``: uploads with a larger norm are rejected. ``probes`` by
+    name, and ``measures``: what else is recorded. ``options``: see :func:`run_member`. Raises ``ValueError`` for
+    invalid arguments, and if the run needs more than ``memory_limit``.
     """
-    how = Execution(**execution)
-    members = [make_member(components, schedule, params, key, points, norm_limit, probes, measures)]
+    known = (norm_limit, probes, measures)
+    return run_member(make_member(components, check_schedule(schedule), params, key, points, *known), **options)
+
+
+def run_member(member: Member, *, per_client: bool = False, **execution: Any) -> EngineResult:
+    """Train every job of one run, batched in waves.
+
+    ``per_client``: also evaluate on each client's own tests. ``execution``: the options of
+    :class:`~fedjax_async.engine.execution.Execution`.
+    """
+    how, members = Execution(**execution), [member]
 
     def make(mesh: Mesh | None, **options: Any) -> Stack:
         layout = layout_of(members, batching=how.batching, **options, fill=how.memory_limit is None)

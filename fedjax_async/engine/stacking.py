@@ -11,7 +11,6 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from fedjax_async.base import check, tree
-from fedjax_async.clock import check_schedule
 from fedjax_async.engine.batches import Cutting
 from fedjax_async.engine.components import Components, facts_of, first_states
 from fedjax_async.engine.defaults import default_batching, default_width, width_costs
@@ -44,8 +43,10 @@ def make_member(
     probes: Mapping[str, Any] | None = None,
     measures: Measures = NOTHING,
 ) -> Member:
-    """The run of a schedule, with the jobs that are trained in vain; ``ValueError`` for invalid arguments."""
-    schedule = check_schedule(schedule)
+    """The run of a schedule, with the jobs that are trained in vain; ``ValueError`` for invalid arguments.
+
+    The schedule is taken as it is: ``clock.plan`` makes consistent ones, others go through ``clock.check_schedule``.
+    """
     facts, steps = facts_of(schedule), np.concatenate([[0], np.cumsum(schedule.closes)])[points.position]
     if measures != NOTHING:
         require_measurable(components.data, measures)

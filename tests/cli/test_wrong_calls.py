@@ -160,13 +160,11 @@ def test_a_memory_error_is_one_line_and_keeps_the_checkpoint(capsys, tmp_path, m
     """The device fails after the first checkpoint; the message says how to save memory and how to continue."""
     import jax
 
-    from fedjax_async.config import ENGINES
-
     def exhausted(*given, **options):
         (tmp_path / "one" / "checkpoints" / "1.npz").write_bytes(b"")
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes.\nmore\nlines")
 
-    monkeypatch.setitem(ENGINES, "waves", exhausted)
+    monkeypatch.setattr("fedjax_async.config.prepared.run_member", exhausted)
     command = ("run", *SMALL, "--steps", "1", "--updates", "2", "--quiet", "--checkpoint", "1")
     said = refused(capsys, *command, "--out", str(tmp_path / "one"))
     assert "device memory: exhausted (RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes); use less with" in said

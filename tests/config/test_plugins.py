@@ -237,6 +237,18 @@ def test_every_cache_forgets_a_name_that_is_replaced(kind):
     assert found[0] != found[1]
 
 
+def test_the_schedule_of_a_registered_timing_is_checked():
+    every = TIMINGS["every"]()
+
+    def late(scenario):
+        schedule = every(scenario)
+        return schedule._replace(version=schedule.version + 1)
+
+    register("timing", "mine")(lambda: late)
+    with pytest.raises(ValueError, match=r"schedule.version\[0\] = 1: must be the count of steps closed before"):
+        prepare(Settings(**SMALL | {"timing": "mine", "method": "fedbuff"}))
+
+
 def test_settings_from_a_file_need_the_same_code():
     register("method", "mine")(rule)
     content = as_dict(Settings(method="mine:server_lr=2", **SMALL))

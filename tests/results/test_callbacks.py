@@ -191,7 +191,7 @@ def test_the_rules_are_those_of_their_definition(values, patience, target, valid
 ])  # fmt: skip
 def test_bad_callbacks_are_refused(monkeypatch, options, message):
     monkeypatch.setattr("fedjax_async.config.sweeping.execute", None)
-    monkeypatch.setattr("fedjax_async.config.prepared.ENGINES", None)
+    monkeypatch.setattr("fedjax_async.config.prepared.run_member", None)
     with pytest.raises(ValueError, match=message):
         simulate(**SMALL | options)
 
