@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -134,12 +134,13 @@ def reading(path: Path) -> Path:
     return path
 
 
-def collected(read: Callable[[], Any]) -> tuple[Any, list[Path]]:
-    """What ``read()`` returns, and the files that it read."""
-    token = _reading.set([])
+@contextlib.contextmanager
+def collected() -> Iterator[list[Path]]:
+    """Yields a list, which gets the files that are read within."""
+    files: list[Path] = []
+    token = _reading.set(files)
     try:
-        found = read()
-        return found, list(_reading.get() or ())
+        yield files
     finally:
         _reading.reset(token)
 

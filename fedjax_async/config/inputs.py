@@ -17,11 +17,12 @@ from fedjax_async.base.grammar import Name
 from fedjax_async.base.inputs import FileSpec
 from fedjax_async.config import own
 from fedjax_async.config.names import read
-from fedjax_async.config.problem import initial_file, read_files
+from fedjax_async.config.problem import initial_file, read_data
 from fedjax_async.config.settings import Settings, fields_of
 from fedjax_async.models import MODELS
 
-READ = ("dataset", "initial", "model")  # settings whose names may read files without such an option
+# models with files of their own -> what lists them, from their option ``path``
+LISTERS = {name: model.input_files for name, model in MODELS.items() if hasattr(model, "input_files")}
 PATH = "path"  # an option of this name is an input file, also in a factory of the user's own
 
 
@@ -33,8 +34,7 @@ def with_files(settings: Settings, *, only: Collection[str] | None = None) -> Se
     """
     found: dict[str, Any] = {}
     for field, value in fields_of(settings).items():
-        asked = (only is None or field in only) and isinstance(value, str)
-        if asked and (field in READ or PATH in value):
+        if (only is None or field in only) and isinstance(value, str):
             files: inputs.Digests = ()
             with contextlib.suppress(OSError, ValueError):  # its reader says what is wrong
                 files = _files(field, str(value))
@@ -59,15 +59,17 @@ def _files(field: str, text: str) -> inputs.Digests:
     if field == "initial":
         file = initial_file(text)
         return inputs.listed([file]) if file.is_file() else ()
-    if field == "dataset" and (kept := [file for file in read_files(text) if file.is_file()]):
+    if field == "dataset" and (kept := [file for file in read_data(text).files if file.is_file()]):
         return inputs.listed(kept)
-    return tuple(pair for part in _parts(field, text) for pair in _named(field, part))
+    if PATH in text or text.partition(":")[0] in LISTERS:
+        return tuple(pair for part in _parts(field, text) for pair in _named(field, part))
+    return ()
 
 
 def _named(field: str, part: Name) -> inputs.Digests:
     """The files of one name: those that its factory lists (``input_files``), else what its option ``path`` names."""
     options = part.options
-    lister = getattr(MODELS.get(part.name), "input_files", None) if field == "model" else None
+    lister = LISTERS.get(part.name)
     path = _path(options[PATH]) if PATH in options else None
     files = [] if path is None else [path]
     if lister is not None:

@@ -102,6 +102,7 @@ def _require_options(names: Names, usual: Method) -> None:
         registry.find(kind, known, option)
 
 
+@registry.cached_by_name(maxsize=64)
 def method(spec: str) -> Method:
     """The method of a spec such as ``"fedasync:mixing=0.8"``, ``"fedbuff@buffer:size=5"`` or ``"pushcen:k=16@mean"``.
 
@@ -230,13 +231,8 @@ def client_spec(chosen: Method) -> Spec:
     return spec.but(scope="client").later(*LOCAL)
 
 
-@registry.cached_by_name(maxsize=64)
-def _method_of(spec: str) -> Method:
-    return method(spec)
-
-
 def method_of(spec: Chosen) -> Method:
     """The method of a spec, or the object that the setting holds."""
     if isinstance(spec, str):
-        return _method_of(spec.meaning if isinstance(spec, Earlier) else spec)
+        return method(spec.meaning if isinstance(spec, Earlier) else spec)
     return own.lasting(usual_of(spec))

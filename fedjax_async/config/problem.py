@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -34,53 +34,43 @@ from fedjax_async.models.weights import READERS, arrays_of, filled, read_arrays
 from fedjax_async.types import FederatedData, Key, Model, Params
 
 
+class ReadData(NamedTuple):
+    """A data set that a spec names, or that the setting holds, and the files that were read for it, in this order."""
+
+    data: Any  # Dataset, Federation, or FederatedData
+    files: list[Path]
+
+
 @registry.cached_by_name(maxsize=4)
-def _read(dataset: Chosen) -> tuple[Any, list[Path]]:
-    """The data set that a spec names, or the object that the setting holds; and the files that were read for it."""
-    return inputs.collected(lambda: _made(dataset))
-
-
-def _dataset(dataset: Chosen) -> Any:
-    return _read(dataset)[0]
-
-
-def read_files(dataset: Chosen) -> list[Path]:
-    """The files that the reader of a data set opens, in the order of reading."""
-    return list(_read(dataset)[1])
-
-
-def _made(dataset: Chosen) -> Any:
-    given = own.thing_of("dataset", dataset)
-    if given is None:
-        given = registry.spec("dataset", DATASETS, str(dataset)).make()
-    kinds = (Dataset, Federation, FederatedData)
-    if not isinstance(given, kinds):
-        check.require(False, "dataset", objects.shown(given), f"a name or {objects.KINDS['dataset']}")
-    if not isinstance(given, Federation):  # what it deals is checked
+def read_data(dataset: Chosen) -> ReadData:
+    """Read a data set, and check it."""
+    with inputs.collected() as files:
+        given = own.thing_of("dataset", dataset)
+        if given is None:
+            given = registry.spec("dataset", DATASETS, str(dataset)).make()
+        kinds = (Dataset, Federation, FederatedData)
+        if not isinstance(given, kinds):
+            check.require(False, "dataset", objects.shown(given), f"a name or {objects.KINDS['dataset']}")
+        if isinstance(given, Federation):  # what it deals is checked
+            return ReadData(given, files)
         given = check_dataset(given) if isinstance(given, Dataset) else check_data(given)
-    return (
-        given._replace(decode=own.lasting_part("dataset", dataset, given.decode)) if hasattr(given, "decode") else given
-    )
-
-
-def _comes_by_clients(dataset: Any) -> bool:
-    return isinstance(dataset, (Federation, FederatedData))
+    return ReadData(given._replace(decode=own.lasting_part("dataset", dataset, given.decode)), files)
 
 
 def brings_client_tests(s: Settings) -> bool:
     """Whether the data set already has test parts of clients: its own clients, or natural owners that are kept."""
-    dataset = _dataset(s.dataset)
-    owned = not _comes_by_clients(dataset) and dataset.test_groups is not None
-    return _comes_by_clients(dataset) or (owned and str(s.partition or "natural") == "natural")
+    dataset = read_data(s.dataset).data
+    if not isinstance(dataset, Dataset):
+        return True
+    return dataset.test_groups is not None and str(s.partition or "natural") == "natural"
 
 
 @registry.cached_by_name(maxsize=4)
 def _with_fewer_tests(dataset: Chosen, count: int) -> Any:
     """The data set with ``count`` of its test examples, spread evenly over their order."""
-    whole = _dataset(dataset)
-    check.require(
-        not _comes_by_clients(whole), "eval_examples", count, f"left out: {dataset} is already divided among clients"
-    )
+    whole = read_data(dataset).data
+    allowed = f"left out: {dataset} is already divided among clients"
+    check.require(isinstance(whole, Dataset), "eval_examples", count, allowed)
     check.whole("eval_examples", count, high=len(whole.test_y))
     chosen = np.linspace(0, len(whole.test_y), count, endpoint=False).astype(np.int64)
     fields = ("test_x", "test_y", *(("test_groups",) if whole.test_groups is not None else ()))
@@ -89,7 +79,7 @@ def _with_fewer_tests(dataset: Chosen, count: int) -> Any:
 
 @registry.cached_by_name(maxsize=64)
 def _data(dataset: Chosen, tests: int | None, partition: Chosen | None, *options: Any) -> FederatedData:
-    whole = _dataset(dataset) if tests is None else _with_fewer_tests(dataset, tests)
+    whole = read_data(dataset).data if tests is None else _with_fewer_tests(dataset, tests)
     if isinstance(whole, FederatedData):
         _, seed, _, validation_fraction = options
         return with_validation(whole, validation_fraction, np.random.default_rng((seed, 1)))
@@ -122,7 +112,7 @@ def data_of(s: Settings) -> FederatedData:
     Equal settings give the same object, so that runs share the copy on the device. Raises ``ValueError`` if the data
     are already divided and the settings ask for another division; a validation part may be held out of both.
     """
-    if isinstance(_dataset(s.dataset), FederatedData):
+    if isinstance(read_data(s.dataset).data, FederatedData):
         concerns.refuse("dealt", given_in(s))
     options = (s.partition, s.clients, s.seed, s.test_fraction, s.validation_fraction)
     inputs = (s.normalise, s.dataset, s.eval_examples, *options)
@@ -131,8 +121,8 @@ def data_of(s: Settings) -> FederatedData:
 
 def usual_partition(settings: Settings) -> dict[str, Any]:
     """The setting ``partition``, ``natural`` if the data set has clients of its own, and the number of such clients."""
-    dataset = _dataset(settings.dataset)
-    natural = _comes_by_clients(dataset) or dataset.groups is not None
+    dataset = read_data(settings.dataset).data
+    natural = not isinstance(dataset, Dataset) or dataset.groups is not None
     partition = settings.partition or ("natural" if natural else USUAL_PARTITION)
     if not isinstance(dataset, FederatedData):
         return {"partition": partition}

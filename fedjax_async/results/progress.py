@@ -6,6 +6,7 @@ The engine does not import this file; it calls a function ``progress(done, total
 from __future__ import annotations
 
 import contextlib
+import importlib
 import inspect
 import math
 import sys
@@ -85,7 +86,7 @@ def bar(
     stream = sys.stderr if file is None else file
     if enabled is None and not _is_watched(stream):
         return _lines(label or "progress", stream)
-    shown = _bar_class()(total=total_updates, desc=label or None, unit=" updates", **_options(enabled, stream))
+    shown = _shown(enabled, stream, total=total_updates, desc=label or None, unit=" updates")
 
     def report(done: int, total: int, *, time: float, staleness: float, accuracy: float) -> None:
         if shown.disable:
@@ -139,22 +140,19 @@ def _is_watched(stream: TextIO) -> bool:
     return _in_notebook() or getattr(stream, "isatty", lambda: False)()
 
 
-def _bar_class() -> Any:
-    """The class of bars: of ipywidgets in a notebook that has them, else of characters."""
-    if not _in_notebook():
-        return tqdm
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # without ipywidgets
-        from tqdm.auto import tqdm as fitting  # noqa: PLC0415 (it looks for IPython)
+def _shown(enabled: bool | Progress | None, stream: TextIO, **about: Any) -> Any:
+    """A bar of ipywidgets in a notebook that has them, else of characters.
 
-        return fitting
-
-
-def _options(enabled: bool | Progress | None, stream: TextIO) -> dict[str, Any]:
-    """Where and how a bar is drawn; ``disable`` is left to ``TQDM_DISABLE`` where a bar is usual."""
-    usual = enabled is None and _is_watched(stream)
-    options: dict[str, Any] = {"file": stream, "dynamic_ncols": True}
-    return options if usual else options | {"disable": enabled is not True}
+    Where a bar is usual, ``TQDM_DISABLE`` may disable it.
+    """
+    if enabled is not None or not _is_watched(stream):
+        about["disable"] = enabled is not True
+    kind: Any = tqdm
+    if _in_notebook():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # without ipywidgets
+            kind = importlib.import_module("tqdm.auto").tqdm  # it looks for IPython
+    return kind(file=stream, dynamic_ncols=True, **about)
 
 
 @contextlib.contextmanager
@@ -169,8 +167,8 @@ def planning_bar(
     """
     stream = sys.stderr if file is None else file
     form = "planning {percentage:3.0f}% |{bar}| [{elapsed} so far, {remaining} left]"
-    options = _options(enabled, stream) | {"leave": False, "delay": PATIENCE}
-    with _bar_class()(total=runs, bar_format=form, miniters=0, **options) as shown:
+    about: dict[str, Any] = {"total": runs, "bar_format": form, "miniters": 0, "leave": False, "delay": PATIENCE}
+    with _shown(enabled, stream, **about) as shown:
 
         def part(index: int) -> Callable[[float], None]:
             def report(share: float) -> None:

@@ -209,9 +209,11 @@ def test_files_beside_those_that_are_read_do_not_count(tmp_path):
 def test_prepared_arrays_and_files_of_a_pretrained_model_are_input_files(tmp_path, monkeypatch):
     one, two = np.zeros((2, 1), np.uint8), np.zeros(2, np.int32)
     folder = write_cache(Arrays(one, two, one, two), tmp_path / "mnist")
-    _, files = inputs.collected(lambda: read_cache(folder))
+    with inputs.collected() as files:
+        read_cache(folder)
     assert [file.name for file in files] == ["x.npy", "y.npy", "test_x.npy", "test_y.npy"]
-    _, files = inputs.collected(lambda: datasets._keep(Arrays(one, two, one, two), tmp_path / "mnist"))
+    with inputs.collected() as files:
+        datasets._keep(Arrays(one, two, one, two), tmp_path / "mnist")
     assert [file.name for file in files] == ["x.npy", "y.npy", "test_x.npy", "test_y.npy"], "also when they are made"
     monkeypatch.setenv("FEDJAX_ASYNC_DATA", str(tmp_path))
     kept = home.pretrained_folder("minilm", "0.1.0", tmp_path)

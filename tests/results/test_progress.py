@@ -83,7 +83,7 @@ def test_where_nobody_watches_a_line_comes_at_intervals(monkeypatch):
 def test_a_notebook_shows_a_bar_by_default_unless_the_environment_forbids_it(monkeypatch):
     shell = types.SimpleNamespace(config={"IPKernelApp": {}}, display_formatter=None)
     monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
-    monkeypatch.setattr(progress, "_bar_class", lambda: progress.tqdm)
+    monkeypatch.setitem(sys.modules, "tqdm.auto", types.SimpleNamespace(tqdm=progress.tqdm))
     stream = io.StringIO()
     shown = bar(10, file=stream)
     shown.report(10, 10, time=1.0, staleness=0.0, accuracy=0.5)
