@@ -89,8 +89,9 @@ def check_examples(
     require(0 not in x.shape[1:], names[0], _shape(x), "rows with at least one number each")
     require(len(y) == len(x), names[1], f"{len(y)} rows", f"one for each of the {len(x)} rows of {names[0]}")
     if num_classes is not None:
-        labels = f"integer labels, since num_classes = {num_classes}{remedy(y) if read else ''}"
-        require(kind(y.dtype) == "integers", names[1], y.dtype.name, labels)
+        if kind(y.dtype) != "integers":
+            advice = remedy(y) if read else ""
+            require(False, names[1], y.dtype.name, f"integer labels, since num_classes = {num_classes}{advice}")
         sequence = len(y.shape) == 2 and y.shape[1] > 1
         allowed = f"one label per row, shape [{len(x)}], or a sequence of two or more, in which 0 is padding"
         require(len(y.shape) == 1 or sequence, names[1], _shape(y), allowed)
@@ -183,8 +184,8 @@ def check_alike(name: str, array: Any, like_name: str, like: Any) -> None:
 
 def check_array(name: str, value: Any) -> None:
     """Raise ``ValueError`` unless ``value`` is an array of numbers with an axis of rows: NumPy's, JAX's or virtual."""
-    good = is_array(value) or _is_virtual(value)
-    require(good, name, type_name(value), "a NumPy or JAX array, such as np.asarray makes")
+    if not is_array(value) and not _is_virtual(value):
+        require(False, name, type_name(value), "a NumPy or JAX array, such as np.asarray makes")
     require(kind(value.dtype) is not None, name, str(value.dtype), "an array of numbers")
     require(len(value.shape) > 0, name, _shape(value), "an array with an axis of rows")
 

@@ -93,9 +93,9 @@ def deal_classes(classes: np.ndarray, counts: np.ndarray, rng: np.random.Generat
 def classes_of(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Class numbers 0..C-1 of all examples, int[M], and the classes' sizes, int[C]; labels must be integers."""
     labels = np.asarray(labels)
-    good = labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer)
-    allowed = f"one integer per example to partition by class{remedy(labels)}"
-    require(good, "labels", f"{labels.dtype}{list(labels.shape)}", allowed)
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+        allowed = f"one integer per example to partition by class{remedy(labels)}"
+        require(False, "labels", f"{labels.dtype}{list(labels.shape)}", allowed)
     _, classes, sizes = np.unique(labels, return_inverse=True, return_counts=True)
     return classes, sizes
 
