@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -129,7 +130,7 @@ def from_profiles(
     def model(num_clients: int, seed: int) -> Delays:
         profiles = draw_profiles(num_clients, seed)
         speed = _speeds(speed_family, heterogeneity, seed)
-        return Delays(num_clients, _durations(profiles, speed, sample, scaling, num_clients, seed))
+        return Delays(num_clients, partial(_durations, profiles, speed, sample, scaling, num_clients, seed))
 
     return model
 
@@ -148,27 +149,28 @@ def _durations(
     scaling: Scaling,
     num_clients: int,
     seed: int,
-) -> Callable[..., np.ndarray]:
-    def durations(
-        clients: Amounts, numbers: Amounts, local_steps: Amounts = 1, bytes_down: Amounts = 0, bytes_up: Amounts = 0
-    ) -> np.ndarray:
-        clients, numbers = np.asarray(clients, np.int64), np.asarray(numbers, np.int64)
-        shape = np.broadcast_shapes(clients.shape, numbers.shape)
-        inside = not (clients.size and numbers.size) or (
-            np.min(clients) >= 0 and np.max(clients) < num_clients and np.min(numbers) >= 0
-        )
-        if not inside:
-            raise ValueError(f"clients, numbers: must be in 0..{num_clients - 1} and >= 0")
-        factor = speed(clients)
-        mean, std = (column[clients] * factor for column in (profiles.mean, profiles.std))
-        drawn = sample(chance.Draws(seed, "noise", clients, numbers), mean, std)
-        time = np.maximum(drawn, SMALLEST * mean).reshape(shape)
-        if scaling == Scaling():
-            return time
-        share = profiles.compute_share[clients]
-        return _scale(time, share, scaling, np.asarray(local_steps), np.asarray(bytes_down), np.asarray(bytes_up))
-
-    return durations
+    clients: Amounts,
+    numbers: Amounts,
+    local_steps: Amounts = 1,
+    bytes_down: Amounts = 0,
+    bytes_up: Amounts = 0,
+) -> np.ndarray:
+    """The seconds of these jobs; see ``Delays``."""
+    clients, numbers = np.asarray(clients, np.int64), np.asarray(numbers, np.int64)
+    shape = np.broadcast_shapes(clients.shape, numbers.shape)
+    inside = not (clients.size and numbers.size) or (
+        np.min(clients) >= 0 and np.max(clients) < num_clients and np.min(numbers) >= 0
+    )
+    if not inside:
+        raise ValueError(f"clients, numbers: must be in 0..{num_clients - 1} and >= 0")
+    factor = speed(clients)
+    mean, std = (column[clients] * factor for column in (profiles.mean, profiles.std))
+    drawn = sample(chance.Draws(seed, "noise", clients, numbers), mean, std)
+    time = np.maximum(drawn, SMALLEST * mean).reshape(shape)
+    if scaling == Scaling():
+        return time
+    share = profiles.compute_share[clients]
+    return _scale(time, share, scaling, np.asarray(local_steps), np.asarray(bytes_down), np.asarray(bytes_up))
 
 
 def _scale(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -17,7 +17,7 @@ from fedjax_async.engine.devices import to_devices
 from fedjax_async.engine.evaluation import EvaluationPoints
 from fedjax_async.engine.kernels import Carry, JobBuffers
 from fedjax_async.engine.record import Progress, refuse
-from fedjax_async.engine.scores import Scores
+from fedjax_async.engine.scores import Evaluate, Scores
 from fedjax_async.engine.streaming import Feed
 from fedjax_async.engine.trainers import Tables, Trainers
 from fedjax_async.engine.watching import Watcher
@@ -27,8 +27,6 @@ from fedjax_async.types import Array, Params
 # would run ahead of the training.
 TURNS_AHEAD = 8
 CHECK_EVERY = 4  # turns between two checks of how far the device is; each check costs a transfer
-
-Evaluate = Callable[[Carry, list[tuple[int, int]]], list[dict[str, Any]]]  # (carry, moments) -> scores of each
 
 
 class Trained(Protocol):

@@ -13,6 +13,7 @@ import numpy as np
 from fedjax_async.engine.evaluation import EvaluationPoints
 
 Moment = tuple[int, int]  # a run of the stack, and the number of its arrivals before an evaluation
+Evaluate = Callable[[Any, list[Moment]], list[dict[str, Any]]]  # (carry, moments) -> scores of each
 
 
 def moments_due(

@@ -19,7 +19,7 @@ from fedjax_async.engine.layout import Layout, digest
 from fedjax_async.engine.measures import NOTHING, Inputs, Measures
 from fedjax_async.engine.probes import NO_PROBES, Probes, described, numbers_of, probe_table
 from fedjax_async.engine.record import EngineResult
-from fedjax_async.engine.scores import Scores, moments_due
+from fedjax_async.engine.scores import Evaluate, Moment, Scores, moments_due
 from fedjax_async.engine.scoring import evaluated
 from fedjax_async.engine.stack_facts import StackFacts
 from fedjax_async.engine.streaming import Feed
@@ -96,10 +96,10 @@ class Stack(NamedTuple):
         points = [m.points for m in self.members]
         return Scores(points, moments_due(points, self.layout.positions, self.ranks))
 
-    def evaluator(self, watcher: Watcher, trainers: Any) -> Evaluator:
+    def evaluator(self, watcher: Watcher, trainers: Any) -> Evaluate:
         """The evaluation of runs; it needs no ``trainers``."""
         del trainers
-        return Evaluator(self, watcher)
+        return Evaluator(self, watcher).evaluate
 
     def identity(self) -> dict[str, object]:
         """Batches, probes, and whether states are flat."""
@@ -204,58 +204,56 @@ class OneOf:
         return is_ready(self._values)
 
 
-class Evaluator:
-    """``evaluator(carry, [(run, its arrivals so far)]) -> scores of each``, by name; also handed to the observers."""
+class Evaluator(NamedTuple):
+    """The evaluation of the runs of a stack."""
 
-    def __init__(self, stack: Stack, watcher: Watcher) -> None:
-        self._stack, self._watcher = stack, watcher
-        self._real = stack.tables.time.dtype
+    stack: Stack
+    watcher: Watcher
 
-    def __call__(self, carry: Carry, due: list[tuple[int, int]]) -> list[dict[str, Any]]:
-        """Evaluate the runs that are due; all of the stack, if more than half of them are."""
-        stack, found = self._stack, []
-        with jax.enable_x64(self._real == np.float64):  # each thread has its own setting
-            whole = stack.programs.evaluate_runs if 2 * len(due) > stack.shape.runs else None
+    def evaluate(self, carry: Carry, due: list[Moment]) -> list[dict[str, Any]]:
+        """The scores of the runs that are due, by name; they are also handed to the observers.
+
+        ``due``: of each, its number and its arrivals so far. All runs of the stack are evaluated if more than half are.
+        """
+        stack, programs, found = self.stack, self.stack.programs, []
+        with jax.enable_x64(stack.tables.time.dtype == np.float64):  # each thread has its own setting
+            whole = programs.evaluate_runs if 2 * len(due) > stack.shape.runs else None
             scores = self._together(whole, carry, due) if whole else [self._one(carry, *moment) for moment in due]
             for moment, own in zip(due, scores):
-                found.append(own | self._measured(carry, *moment))
-                self._watcher.add(moment, found[-1], self._model(carry, moment[0]))
+                found.append(own if programs.measure is None else own | self._measured(carry, *moment))
+                model = None  # a copy of the run's model, if an observer may ask for it
+                if programs.model is not None and self.watcher.wants_model(moment[0]):
+                    model = programs.model(stack.tables, carry.server, np.int32(moment[0]))
+                self.watcher.add(moment, found[-1], model)
         return found
 
     def _now(self, run: int, local: int) -> tuple[np.ndarray, np.ndarray]:
         """Virtual time, and server steps closed, at the evaluation of a run after ``local`` arrivals."""
-        points = self._stack.members[run].points
+        points = self.stack.members[run].points
         row = np.searchsorted(points.position, local)
-        return np.asarray(points.time[row], self._real), np.asarray(points.steps[row], np.int32)
+        return np.asarray(points.time[row], self.stack.tables.time.dtype), np.asarray(points.steps[row], np.int32)
 
     def _one(self, carry: Carry, run: int, local: int) -> dict[str, Any]:
-        stack, tests = self._stack, self._stack.tests[run]
+        stack, tests = self.stack, self.stack.tests[run]
         seen = evaluated(carry, tests[3] is not None)
         found: dict[str, Any] = stack.programs.evaluate(
             stack.tables, seen, np.int32(run), self._now(run, local), *tests
         )
         return found
 
-    def _together(self, whole: Callable[..., Any], carry: Carry, due: list[tuple[int, int]]) -> list[dict[str, Any]]:
-        stack = self._stack
+    def _together(self, whole: Callable[..., Any], carry: Carry, due: list[Moment]) -> list[dict[str, Any]]:
+        stack = self.stack
         runs = np.arange(stack.shape.runs, dtype=np.int32)
-        time, steps = np.zeros(len(runs), self._real), np.zeros(len(runs), np.int32)
+        time, steps = np.zeros(len(runs), self.stack.tables.time.dtype), np.zeros(len(runs), np.int32)
         for run, local in due:
             time[run], steps[run] = self._now(run, local)
         seen = evaluated(carry, stack.tests[0][3] is not None)
         scores = whole(stack.tables, seen, runs, (time, steps), *(stack.every_test or ()))
         return [{name: OneOf(values, run) for name, values in scores.items()} for run, _ in due]
 
-    def _model(self, carry: Carry, run: int) -> Params | None:
-        """A copy of the run's model, if an observer may ask for it."""
-        copying = self._stack.programs.model if self._watcher.wants_model(run) else None
-        return None if copying is None else copying(self._stack.tables, carry.server, np.int32(run))
-
     def _measured(self, carry: Carry, run: int, local: int) -> dict[str, Any]:
         """What a run measures besides loss and accuracy, by name."""
-        stack, programs = self._stack, self._stack.programs
-        if programs.measure is None:
-            return {}
+        stack, programs = self.stack, self.stack.programs
         given = evaluated(carry, programs.reads_clients), np.int32(run), self._now(run, local), *stack.tests[run][:3]
         found: dict[str, Any] = programs.measure(stack.tables, *given, stack.inputs[run])
         return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -38,20 +39,21 @@ class Work(NamedTuple):
 
 
 def _total(
-    model: Model, pulled: Callable[..., Params], correct: Callable[..., Params] | None, message: Message
-) -> Callable[[Params, Params], Params]:
-    """``total(gradient, weights)``: the gradient with the proximal term, as ``correct`` changes it."""
-
-    def total(gradient: Params, weights: Params) -> Params:
-        gradient = pulled(gradient, weights, without_statistics(model, message.params))
-        if correct is None:
-            return gradient
-        found = correct(gradient, weights, message)
-        have, want = (jax.tree.flatten(jax.tree.map(jnp.shape, each)) for each in (found, gradient))
-        check.require(have == want, "what correct returned", jax.tree.map(jnp.shape, found), "like the gradient")
-        return found
-
-    return total
+    model: Model,
+    pulled: Callable[..., Params],
+    correct: Callable[..., Params] | None,
+    message: Message,
+    gradient: Params,
+    weights: Params,
+) -> Params:
+    """The gradient with the proximal term, as ``correct`` changes it."""
+    gradient = pulled(gradient, weights, without_statistics(model, message.params))
+    if correct is None:
+        return gradient
+    found = correct(gradient, weights, message)
+    have, want = (jax.tree.flatten(jax.tree.map(jnp.shape, each)) for each in (found, gradient))
+    check.require(have == want, "what correct returned", jax.tree.map(jnp.shape, found), "like the gradient")
+    return found
 
 
 def local_training(
@@ -114,7 +116,7 @@ def local_training(
     def step(work: Work, k: Array, message: Message, data: ClientData) -> Work:
         local_step = (work.seed, work.key, k)
         loss_gradient = batch_gradient(model, work.params, data, local_step, batch_size, shuffle, per_example)
-        old, total = without_statistics(model, work.params), _total(model, pulled, correct, message)
+        old, total = without_statistics(model, work.params), partial(_total, model, pulled, correct, message)
         gradient, moved = loss_gradient(old)
         factor = decay_factor(scale, message, k, jnp.asarray(message.local_steps))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import jax
@@ -79,11 +80,8 @@ def from_flax(
     strange = [] if masks else ["/".join(path) for path in held if path not in layers]
     check.require(not strange, "batch_stats of", strange, allowed)
 
-    def wrapped(params: Params) -> Params:
-        return params if kept else {"params": params}
-
-    def cast(params: Params, x: Array) -> Array:
-        first = jax.tree.leaves(wrapped(params)["params"])[0]
+    def cast(variables: Params, x: Array) -> Array:
+        first = jax.tree.leaves(variables["params"])[0]
         return x.astype(first.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
     def init(key: Key) -> Params:
@@ -92,15 +90,15 @@ def from_flax(
     def apply(params: Params, x: Array, key: Key | None = None) -> Array:
         rngs = None if key is None else {"dropout": key}
         mutable: Any = [STATISTICS] if kept else False  # flax's BatchNorm updates them whether that is wanted or not
-        with nn.intercept_methods(_as_here()):
-            given: Any = wrapped(params), cast(params, x)
-            outputs: Any = module.apply(*given, rngs=rngs, mutable=mutable, **mode_of(key))
+        inside: Any = params if kept else {"params": params}
+        with nn.intercept_methods(partial(_as_here, None)):
+            outputs: Any = module.apply(inside, cast(inside, x), rngs=rngs, mutable=mutable, **mode_of(key))
         return outputs[0] if kept else outputs
 
     def train(params: Params, x: Array, key: Key, mask: Array) -> tuple[Array, Params]:
         options: dict[str, Any] = mode_of(key) | ({"mask": mask} if masks else {})
 
-        with nn.intercept_methods(_as_here(mask)):
+        with nn.intercept_methods(partial(_as_here, mask)):
             rngs = {"dropout": key}
             outputs, updated = module.apply(params, cast(params, x), rngs=rngs, mutable=[STATISTICS], **options)
         return outputs, {**params, **updated}
@@ -137,20 +135,16 @@ def _shapes(module: nn.Module, input_shape: tuple[int, ...], init: Callable[[Key
         raise ValueError(f"module = {raised}") from error
 
 
-def _as_here(mask: Array | None = None) -> Callable[..., Any]:
+def _as_here(mask: Array | None, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any], context: Any) -> Any:
     """For ``nn.intercept_methods``: BatchNorm leaves out the rows with ``mask`` 0; flax's Conv uses our lowerings."""
-
-    def call(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any], context: Any) -> Any:
-        layer = context.module
-        if context.method_name != "__call__":
-            return call(*args, **kwargs)
-        if isinstance(layer, NORMALISING) and mask is not None and kwargs.get("mask") is None and len(args) < 3:
-            kwargs = kwargs | {"mask": mask if isinstance(layer, BatchNorm) else row_mask(mask, args[0])}
-        elif isinstance(layer, nn.Conv) and not (layer.conv_general_dilated or layer.conv_general_dilated_cls):
-            object.__setattr__(layer, "conv_general_dilated", conv_general_dilated)  # a flax module is frozen
+    layer = context.module
+    if context.method_name != "__call__":
         return call(*args, **kwargs)
-
-    return call
+    if isinstance(layer, NORMALISING) and mask is not None and kwargs.get("mask") is None and len(args) < 3:
+        kwargs = kwargs | {"mask": mask if isinstance(layer, BatchNorm) else row_mask(mask, args[0])}
+    elif isinstance(layer, nn.Conv) and not (layer.conv_general_dilated or layer.conv_general_dilated_cls):
+        object.__setattr__(layer, "conv_general_dilated", conv_general_dilated)  # a flax module is frozen
+    return call(*args, **kwargs)
 
 
 class SameStart:

@@ -96,7 +96,7 @@ def rule(
         new = state._replace(
             transforms=tree.where(result.accepted, result.state, state.transforms),
             accumulated=aggregate.add(before, result.direction, share, arrival),
-            oldest=_oldest(state.oldest, arrival, result.accepted),
+            oldest=() if rate is None else _oldest(state.oldest, arrival, result.accepted),
         )
         return new, memory, result.info(share)
 
@@ -119,13 +119,9 @@ def rule(
     return ServerAlgorithm(init, receive, dispatch, lambda state: state.params, close, sums)
 
 
-def _oldest(oldest: State, arrival: Arrival, accepted: Array) -> State:
+def _oldest(so_far: Array, arrival: Arrival, accepted: Array) -> Array:
     """The largest staleness so far, this arrival included if it was accepted."""
-
-    def later(so_far: Array) -> Array:
-        return jnp.where(accepted, jnp.maximum(so_far, arrival.staleness.astype(so_far.dtype)), so_far)
-
-    return jax.tree.map(later, oldest)
+    return jnp.where(accepted, jnp.maximum(so_far, arrival.staleness.astype(so_far.dtype)), so_far)
 
 
 def _moved(
