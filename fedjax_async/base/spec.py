@@ -132,7 +132,7 @@ class Spec:
             return functools.partial(self.factory, *args, **options)
         if not self.kind:
             return self.factory(*args, **options)
-        with naming(self.kind, str(self), self.given):
+        with naming(self.kind, self, self.given):
             try:
                 return self.factory(*args, **options)
             except Exception as error:
@@ -163,7 +163,7 @@ class Spec:
 
 
 @contextlib.contextmanager
-def naming(kind: str, spec: str, options: Iterable[str]) -> Iterator[None]:
+def naming(kind: str, spec: Spec | str, options: Iterable[str]) -> Iterator[None]:
     """Put the spec before a ``ValueError`` about one of its options, because many settings have options of one name.
 
     >>> with naming("delay", "lognormal:mean=-1", ["mean"]):
@@ -176,7 +176,7 @@ def naming(kind: str, spec: str, options: Iterable[str]) -> Iterator[None]:
     except ValueError as error:
         if not str(error).startswith(tuple(f"{option} = " for option in options)):
             raise
-        raise ValueError(f"{kind} = {spec!r}: {error}") from error
+        raise ValueError(f"{kind} = {str(spec)!r}: {error}") from error
 
 
 def _text(value: object) -> str:

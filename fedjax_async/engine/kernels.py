@@ -21,7 +21,7 @@ from fedjax_async.engine.components import Client, bound
 from fedjax_async.engine.devices import JOBS
 from fedjax_async.engine.tables import DeviceTables, JobTables, client_data
 from fedjax_async.local import job_key, run_steps
-from fedjax_async.server.running_statistics import statistics_in, weights_in
+from fedjax_async.server.running_statistics import weights_and_statistics
 from fedjax_async.types import Array, ClientAlgorithm, Key, Message, State, Tree
 
 
@@ -171,8 +171,9 @@ def finished(
     applies the upload, and ``client.unsent`` gives the client's state. ``info`` is about the upload as it was sent.
     """
     upload, after = client.finish(work, message, state)
-    norm = tree.norm(weights_in(upload))
-    finite = jnp.isfinite(norm) & tree.is_finite((statistics_in(upload), after))
+    weights, statistics = weights_and_statistics(upload)
+    norm = tree.norm(weights)
+    finite = jnp.isfinite(norm) & tree.is_finite((statistics, after))
     accepted = finite & jnp.logical_not(corrupt) & (norm <= limit)
     upload = tree.where(accepted, upload, jax.tree.map(jnp.zeros_like, upload))
     norm = jnp.where(finite, norm, jnp.nan)

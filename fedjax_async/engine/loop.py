@@ -162,15 +162,14 @@ def _rejected(runs: SideBySide[Tables], carry: Any, watcher: Watcher, received: 
 
 
 def restored(
-    keeper: Keeper | None, carry: Carry, scores: Scores, watcher: Watcher, model: Params,
-    sharding: NamedSharding | None,
-) -> tuple[Carry, int]:  # fmt: skip
+    keeper: Keeper, carry: Carry, scores: Scores, watcher: Watcher, model: Params, sharding: NamedSharding | None
+) -> tuple[Carry, int]:
     """The carry of the newest checkpoint, and how many turns are done; ``(carry, 0)`` without a checkpoint.
 
     Its evaluations are handed to the observers again, see :func:`go_on`.
     """
-    snapshot = None if keeper is None else keeper.restore()
-    if keeper is None or snapshot is None:
+    snapshot = keeper.restore()
+    if snapshot is None:
         return carry, 0
     carry = to_devices(keeper.fitted(snapshot.leaves, carry), sharding)
     go_on(snapshot, scores, watcher, model)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import closing
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -53,9 +54,11 @@ def run_stack(
         for name, value in stack.identity().items():
             keeper.identify(name, value)
     feed = None if stack.feed is None else stack.feed.batch
-    with Trainers(layout.dealt.lanes, stack.tables, stack.train, programs.buffers, feed) as trainers:
+    with closing(Trainers(layout.dealt.lanes, stack.tables, stack.train, programs.buffers, feed)) as trainers:
         evaluate = stack.evaluator(watcher, trainers)
-        carry, turns = restored(keeper, carry, scores, watcher, stack.params, stack.sharding)
+        turns = 0
+        if keeper is not None:
+            carry, turns = restored(keeper, carry, scores, watcher, stack.params, stack.sharding)
         if not scores.at:
             scores.evaluate(0, partial(evaluate, carry))
         if turns:

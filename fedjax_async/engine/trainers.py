@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 import jax
 import numpy as np
@@ -24,7 +24,7 @@ Keep = Callable[[Tables, JobBuffers, JobBuffers, np.ndarray], JobBuffers]
 
 
 class Trainers(Generic[Tables]):
-    """The buffers of all lanes, and a host thread for each lane but the first; a context manager that ends the threads.
+    """The buffers of all lanes, and a host thread for each lane but the first; :meth:`close` ends the threads.
 
     The layout decides which lane trains a job, and the batches of a turn are independent of each other. So results
     do not depend on the timing of threads.
@@ -64,12 +64,6 @@ class Trainers(Generic[Tables]):
     def go_on(self, buffers: Sequence[JobBuffers]) -> None:
         """Receive from these buffers: those of a checkpoint."""
         self.buffers[:] = buffers
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the threads."""

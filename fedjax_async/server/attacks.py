@@ -17,7 +17,7 @@ import numpy as np
 from fedjax_async.base import check, tree
 from fedjax_async.base.factories import takes
 from fedjax_async.server.rule import closed
-from fedjax_async.server.running_statistics import statistics_in, weights_in
+from fedjax_async.server.running_statistics import weights_and_statistics
 from fedjax_async.server.transforms import begun
 from fedjax_async.types import Array, Arrival, Facts, Info, Message, Params, Request, ServerAlgorithm, State, Traced
 
@@ -195,8 +195,9 @@ def attacked(rule: ServerAlgorithm, attack: Attack, upload: Any = None, norm_lim
         sent = honest
         if attack.forge is not None:
             sent = tree.where(attacks & accepted, attack.forge(honest, state.seen), honest)
-        norm = tree.norm(weights_in(sent))
-        finite = jnp.isfinite(norm) & tree.is_finite(statistics_in(sent))
+        weights, statistics = weights_and_statistics(sent)
+        norm = tree.norm(weights)
+        finite = jnp.isfinite(norm) & tree.is_finite(statistics)
         kept = accepted & finite
         if norm_limit is not None:
             kept &= norm <= jnp.asarray(norm_limit, norm.dtype)

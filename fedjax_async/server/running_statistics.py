@@ -33,12 +33,12 @@ def only_statistics(params: Params) -> Params:
 
 def weights_in(upload: Tree) -> Tree:
     """The weights in an upload, which may be any pytree; ``None`` in place of running statistics."""
-    return tree.split(upload, lambda path: STATISTICS in path)[0]
+    return weights_and_statistics(upload)[0]
 
 
-def statistics_in(upload: Tree) -> Tree:
-    """The running statistics in an upload, which may be any pytree; ``None`` in place of weights."""
-    return tree.split(upload, lambda path: STATISTICS in path)[1]
+def weights_and_statistics(upload: Tree) -> tuple[Tree, Tree]:
+    """The weights in an upload, which may be any pytree, and its running statistics; ``None`` in place of others."""
+    return tree.split(upload, lambda path: STATISTICS in path)
 
 
 def rebased(arrival: Arrival, params: Params) -> Arrival:

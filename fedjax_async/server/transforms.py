@@ -133,8 +133,8 @@ def chain(*transforms: Transform) -> Transform:
     def columns(state: State) -> dict[str, Array]:
         return {name: c for t, own in zip(transforms, state, strict=True) for name, c in columns_of(t, own).items()}
 
-    sums = all(t.sums for t in transforms)
-    return Transform(init, update, first, steps, columns, sums)
+    sums, recorded = all(t.sums for t in transforms), any(t.columns is not None for t in transforms)
+    return Transform(init, update, first, steps, columns if recorded else None, sums)
 
 
 def columns_of(transform: Transform, state: State) -> dict[str, Array]:
@@ -177,12 +177,12 @@ def scale_by_staleness(weight: Weight, scale: Any = 1.0) -> Transform:
     """Multiply the direction by ``scale * s(tau)``."""
     check.require(callable(weight), "weight", weight, "a function of the staleness, such as staleness_weight() makes")
 
-    def factor(arrival: Arrival) -> Array:
+    def factor(direction: Params, arrival: Arrival) -> Array:
         s = jnp.asarray(weight(arrival.staleness))
         s = s if jnp.issubdtype(s.dtype, jnp.floating) else s.astype(arrival.weight.dtype)
         return jnp.asarray(scale, s.dtype) * s
 
-    return scale_by(factor)._replace(sums=True)
+    return _scale(factor)._replace(sums=True)
 
 
 def clip_by_norm(limit: Any) -> Transform:

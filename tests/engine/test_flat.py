@@ -14,7 +14,7 @@ from fedjax_async.engine.programs import shapes_of
 from fedjax_async.engine.stack_facts import stack_facts
 from fedjax_async.engine.stacking import layout_of, make_member, placed, shape_of
 from fedjax_async.models import STATISTICS
-from fedjax_async.server.running_statistics import statistics_in, weights_in
+from fedjax_async.server.running_statistics import weights_and_statistics
 from tests.engine.problem import case, on_an_accelerator
 
 SHAPES = st.lists(st.integers(0, 3), max_size=3).map(tuple)
@@ -56,8 +56,9 @@ def test_a_typed_key_is_kept():
 
 def test_running_statistics_are_still_told_from_weights():
     upload = {"dense": jnp.array([3.0, 4.0]), STATISTICS: {"mean": jnp.array([100.0])}}
-    assert tree.norm(weights_in(flat(upload))) == 5.0
-    assert jax.tree.leaves(statistics_in(flat(upload))) == [100.0]
+    weights, statistics = weights_and_statistics(flat(upload))
+    assert tree.norm(weights) == 5.0
+    assert jax.tree.leaves(statistics) == [100.0]
 
 
 def test_a_state_without_leaves_stays_as_it_is():
