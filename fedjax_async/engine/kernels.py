@@ -114,9 +114,6 @@ class ClientJobs(NamedTuple):
         return finished(bound(self.client, hyper), work, started, before, *conditions)
 
 
-TrainJobs = Callable[[Any, Readable, JobBuffers, Array], JobBuffers]
-
-
 def hyper_of(tables: JobTables, run: Array) -> dict[str, Array]:
     """The hyperparameters of a run. For R = 1 no index is traced."""
     return {name: values[0 if len(values) == 1 else run] for name, values in tables.hyper.items()}
@@ -186,17 +183,25 @@ def device_index(devices: int) -> Array:
     return jax.lax.axis_index(JOBS) if devices > 1 else jnp.int32(0)
 
 
-def make_train(kind: JobKind, width: int, devices: int = 1) -> TrainJobs:
-    """``train(tables, rows, buffers, span) -> buffers`` for the ``width`` longest jobs of a batch.
+class Together(NamedTuple):
+    """The program that trains the ``width`` longest jobs of a batch at once.
 
-    ``span`` = (index of the batch's first job in ``train_order``, number of its jobs, first local step, end of the
-    steps). With several ``devices``, each runs this program on every ``devices``-th job.
+    With several ``devices``, each runs it on every ``devices``-th job.
     """
-    own, client = width // devices, kind.client
 
-    def train(tables: Any, rows: Readable, buffers: JobBuffers, span: Array) -> JobBuffers:
+    kind: JobKind
+    width: int
+    devices: int = 1
+
+    def train(self, tables: Any, rows: Readable, buffers: JobBuffers, span: Array) -> JobBuffers:
+        """The buffers with the results of finished jobs.
+
+        ``span`` = (index of the batch's first job in ``train_order``, number of its jobs, first local step, end of the
+        steps).
+        """
+        own, kind, client = self.width // self.devices, self.kind, self.kind.client
         low, count, first, last = span
-        index = jnp.arange(own, dtype=jnp.int32) * devices + device_index(devices)
+        index = jnp.arange(own, dtype=jnp.int32) * self.devices + device_index(self.devices)
         position, active = tables.train_order[low + index], index < count
         run, steps = tables.run[position], jnp.where(active, tables.steps[position], 0)
         hyper, data = hyper_of(tables, run), client_data(tables, position)
@@ -242,8 +247,6 @@ def make_train(kind: JobKind, width: int, devices: int = 1) -> TrainJobs:
         kept, done = run_segment((first, last), steps, buffers[:3], tuple(buffers[3:]), fresh, advance, finish)
         return JobBuffers(*kept, *done)
 
-    return train
-
 
 def run_segment(
     span: tuple[Array, Array],
@@ -284,14 +287,18 @@ def run_segment(
     return after, tree.loop("finish", going_on // part, -(-own // part), finish, done)
 
 
-def make_loop(kind: JobKind, devices: int = 1) -> TrainJobs:
-    """As :func:`make_train`, but any number of jobs, one after the other, all steps of each."""
+class InTurn(NamedTuple):
+    """The program that trains jobs one after the other, any number of them, all steps of each."""
 
-    def train(tables: Any, rows: Readable, buffers: JobBuffers, span: Array) -> JobBuffers:
-        low, count = span[0], span[1]
+    kind: JobKind
+    devices: int = 1
+
+    def train(self, tables: Any, rows: Readable, buffers: JobBuffers, span: Array) -> JobBuffers:
+        """As :meth:`Together.train`; only the first two entries of ``span`` are read."""
+        low, count, first, kind = span[0], span[1], device_index(self.devices), self.kind
 
         def one(i: Array, buffers: JobBuffers) -> JobBuffers:
-            position = tables.train_order[low + i * devices + device_index(devices)]
+            position = tables.train_order[low + i * self.devices + first]
             run = tables.run[position]
             hyper = hyper_of(tables, run)
             started, before = kind.read(tables, rows, position, jnp.bool_(True))
@@ -303,7 +310,5 @@ def make_loop(kind: JobKind, devices: int = 1) -> TrainJobs:
             row = tables.row[position] % len(buffers.norm)
             return tree.scatter(buffers, row, JobBuffers(started if buffers.started else (), (), (), *done))
 
-        mine = (count - device_index(devices) + devices - 1) // devices
+        mine = (count - first + self.devices - 1) // self.devices
         return tree.loop("jobs", 0, mine, one, buffers)
-
-    return train

@@ -72,7 +72,7 @@ class SideBySide(Protocol[Tables]):
     def sharding(self) -> NamedSharding | None: ...
 
     def train(self, width: int, tables: Tables, carry: Carry, buffers: JobBuffers, span: np.ndarray) -> JobBuffers:
-        """Train a batch; see ``kernels.make_train`` for ``span``."""
+        """Train a batch; see ``kernels.Together`` for ``span``."""
 
     def apply(self, carry: Carry, buffers: JobBuffers, low: int, high: int) -> tuple[Carry, Array]:
         """Apply the positions ``low .. high-1``; also returns how many uploads were rejected so far."""

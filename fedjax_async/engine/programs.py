@@ -42,8 +42,8 @@ MOST_MAPS = 25_000  # memory maps of the process; above that, compiled programs 
 
 @lru_cache(maxsize=64)
 def start(server: Server, client: Client, facts: StackFacts, slots: int, mesh: Mesh | None) -> Wrapped:
-    """Jitted :func:`serving.make_start`."""
-    return jitted(serving.make_start(server, client, facts, slots), out_shardings=everywhere(mesh))
+    """Jitted ``serving.Start.start``."""
+    return jitted(serving.Start(server, client, facts, slots).start, out_shardings=everywhere(mesh))
 
 
 @lru_cache(maxsize=64)
@@ -61,12 +61,12 @@ def compiled_zeros(shapes: Any, mesh: Mesh | None = None) -> Compiled:
 
 @lru_cache(maxsize=256)
 def train(kind: JobKind, width: int, batching: str, mesh: Mesh | None) -> Wrapped:
-    """Jitted :func:`kernels.make_train` or :func:`kernels.make_loop`; donates the batch's buffers.
+    """Jitted ``kernels.Together.train`` or ``kernels.InTurn.train``; donates the batch's buffers.
 
     A loop has no width: it is 0.
     """
     devices, vmapped = 1 if mesh is None else mesh.size, batching == "vmap"
-    made = kernels.make_train(kind, width, devices) if vmapped else kernels.make_loop(kind, devices)
+    made = kernels.Together(kind, width, devices).train if vmapped else kernels.InTurn(kind, devices).train
     if mesh is not None:
         whole, share = everywhere(mesh).spec, spread(mesh).spec  # type: ignore[union-attr]
         # every device runs its own loops, of its own length: nothing is exchanged while training
@@ -107,10 +107,8 @@ def applying(made: Apply, mesh: Mesh | None) -> Wrapped:
 
 @lru_cache(maxsize=64)
 def receive(server: Server, facts: StackFacts, ranks: bool, mesh: Mesh | None) -> Wrapped:
-    """Jitted ``serving.Receiver.receive`` or :func:`serving.make_receive_ranks`."""
-    return applying(
-        serving.make_receive_ranks(server, facts) if ranks else serving.Receiver(server, facts).receive, mesh
-    )
+    """Jitted ``serving.Receiver.receive`` or ``serving.RankReceiver.receive``."""
+    return applying((serving.RankReceiver if ranks else serving.Receiver)(server, facts).receive, mesh)
 
 
 @lru_cache(maxsize=64)
@@ -248,7 +246,7 @@ def compile_programs(stack: Stack, shapes: Shapes, *, mesh: Mesh | None = None, 
     own = client if what.own_models else None
     scoring = Scoring(model, server, own, facts, what.total, what.labels, what.per_client)
     now = (np.zeros((), tables.time.dtype), np.zeros((), np.int32))
-    more, reads = None, reads_clients(model, what)
+    read, more, reads = evaluated(carry, what.own_models), None, reads_clients(model, what)
     if inputs is not None:
         made = measure(model, server, client, facts, what)
         more = made.lower(tables, evaluated(carry, reads), span[0], now, *tests[:3], inputs).compile()
@@ -260,7 +258,7 @@ def compile_programs(stack: Stack, shapes: Shapes, *, mesh: Mesh | None = None, 
         buffers=compiled_zeros(empty, mesh),
         train=compiled_training(kind, layout.widths, layout.batching, tables, carry, empty, mesh),
         receive=receive(server, facts, by_ranks, mesh).lower(tables, carry, store or empty, span[:2]).compile(),
-        evaluate=evaluate(scoring).lower(tables, evaluated(carry, what.own_models), span[0], now, *tests).compile(),
+        evaluate=evaluate(scoring).lower(tables, read, span[0], now, *tests).compile(),
         by_ranks=by_ranks,
         measure=more,
         reads_clients=reads,

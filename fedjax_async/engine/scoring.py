@@ -91,7 +91,7 @@ def evaluate(what: Scoring) -> Wrapped:
 
 @lru_cache(maxsize=64)
 def evaluate_runs(what: Scoring, at_once: int) -> Wrapped:
-    """As :func:`evaluate` for all runs of a stack, ``at_once`` of them side by side; scores [R] by name.
+    """As :meth:`Scoring.evaluate` for all runs of a stack, ``at_once`` of them side by side; scores [R] by name.
 
     ``run``, ``now``, ``owner``, ``tests`` and ``validation`` have an axis of runs in front; the test set is shared.
     """

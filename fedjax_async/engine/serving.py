@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -30,65 +30,70 @@ from fedjax_async.local import arrival_key
 from fedjax_async.server import begun, closed
 from fedjax_async.types import Array, Arrival, Info, Message, Params, State
 
-MakeCarry = Callable[[DeviceTables, Params], Carry]
 Received = tuple[State, State, Info]  # what a rule's ``receive`` returns
-Receive = Callable[[DeviceTables, Carry, JobBuffers, Array], tuple[Carry, Array]]
 
 
-def make_start(server: Server, client: Client, facts: StackFacts, slots: int) -> MakeCarry:
-    """``start(tables, params) -> carry``: server states, memory and client rows, and the first messages.
+class Start(NamedTuple):
+    """The beginning of runs."""
 
-    ``params``: [R, ...], without the axis where R = 1.
-    """
+    server: Server
+    client: Client
+    facts: StackFacts
+    slots: int
 
-    def start(tables: DeviceTables, params: Params) -> Carry:
-        runs = len(tables.key)
+    def start(self, tables: DeviceTables, params: Params) -> Carry:
+        """The carry: server states, memory and client rows, and the first messages.
 
-        def begin(hyper: dict[str, Array], run: Array, params: Params) -> tuple[State, State, State]:
-            state, memory = begun(rule_at(server, tables, run), params, facts_at(tables, facts, run))
-            return state, memory, bound(client, hyper).init(params)
+        ``params``: [R, ...], without the axis where R = 1.
+        """
+        facts, runs = self.facts, len(tables.key)
 
-        def rows_of(one: State) -> State:
+        def rows_of(leaf: Array) -> Array:
             """One row per client of each run, from one row per run."""
+            leaf = leaf[None] if runs == 1 else leaf
+            each = jnp.broadcast_to(leaf[:, None], (runs, facts.num_clients, *leaf.shape[1:]))
+            return each.reshape(runs * facts.num_clients, *leaf.shape[1:])
 
-            def rows(leaf: Array) -> Array:
-                leaf = leaf[None] if runs == 1 else leaf
-                each = jnp.broadcast_to(leaf[:, None], (runs, facts.num_clients, *leaf.shape[1:]))
-                return each.reshape(runs * facts.num_clients, *leaf.shape[1:])
-
-            return jax.tree.map(rows, one)
-
-        first, zero = hyper_of(tables, jnp.int32(0)), jnp.int32(0)
+        zero, begin = jnp.int32(0), partial(self.begin, tables)
         if runs == 1:
-            state, memory, own = begin(first, zero, params)
+            state, memory, own = begin(hyper_of(tables, zero), zero, params)
             example = (state, memory, own)
         else:
             state, memory, own = jax.vmap(begin)(tables.hyper, jnp.arange(runs, dtype=jnp.int32), params)
             example = tree.gather((state, memory, own), 0)
-        rule = rule_at(server, tables, zero)
+        rule = rule_at(self.server, tables, zero)
         message, _ = rule.dispatch(*example[:2], request_of(tables, facts, zero))
         message = message._replace(version=zero)
-
-        def one_job(state: State, memory: State, kept: State, message: Message) -> tuple[Any, ...]:
-            who = bound(client, first)
-            started = message._replace(local_steps=zero)
-            work = who.begin(tables.key[0], started, kept, client_data(tables, zero))
-            upload, after = who.finish(work, message, kept)
-            arrival = _arrival(tables, upload, message, zero, jnp.bool_(True))
-            seen = values_of(facts.probes, tables, zero, state, memory, arrival) if facts.probes else {}
-            return rule.receive(state, memory, arrival)[2], info_of(who, after), seen
-
-        info, sent, seen = jax.eval_shape(one_job, *example, message)
+        info, sent, seen = jax.eval_shape(partial(self.one_job, tables), *example, message)
         columns = _columns(info)
         check.require(not set(columns) & set(sent), "client.info", list(sent), f"named other than {list(columns)}")
         length = tables.client.shape[0]
         records = {name: jnp.zeros((length, *leaf.shape), leaf.dtype) for name, leaf in (columns | sent).items()}
         records |= {"upload_norm": jnp.zeros(length), "accepted": jnp.zeros(length, jnp.bool_)}
-        table = tree.stack_zeros(message, slots)
-        carry = Carry(state, rows_of(memory), rows_of(own), table, records, zero, tree.stack_zeros(seen, length))
-        return write_messages(server, tables, facts, carry, tables.write_bounds[0], tables.write_bounds[1])
+        table, (memory, own) = tree.stack_zeros(message, self.slots), jax.tree.map(rows_of, (memory, own))
+        carry = Carry(state, memory, own, table, records, zero, tree.stack_zeros(seen, length))
+        return write_messages(self.server, tables, facts, carry, tables.write_bounds[0], tables.write_bounds[1])
 
-    return start
+    def begin(
+        self, tables: DeviceTables, hyper: dict[str, Array], run: Array, params: Params
+    ) -> tuple[State, State, State]:
+        """The server's state, its memory about a client, and the state of a client of a run."""
+        rule, facts = rule_at(self.server, tables, run), facts_at(tables, self.facts, run)
+        return *begun(rule, params, facts), bound(self.client, hyper).init(params)
+
+    def one_job(
+        self, tables: DeviceTables, state: State, memory: State, kept: State, message: Message
+    ) -> tuple[Any, ...]:
+        """What is recorded of a job without local steps; used only for its shapes."""
+        zero, facts = jnp.int32(0), self.facts
+        who = bound(self.client, hyper_of(tables, zero))
+        started = message._replace(local_steps=zero)
+        work = who.begin(tables.key[0], started, kept, client_data(tables, zero))
+        upload, after = who.finish(work, message, kept)
+        arrival = _arrival(tables, upload, message, zero, jnp.bool_(True))
+        seen = values_of(facts.probes, tables, zero, state, memory, arrival) if facts.probes else {}
+        info = rule_at(self.server, tables, zero).receive(state, memory, arrival)[2]
+        return info, info_of(who, after), seen
 
 
 def _columns(info: Info) -> dict[str, Array]:
@@ -306,36 +311,44 @@ def noted_jobs(tables: DeviceTables, buffers: JobBuffers, low: Array, high: Arra
     return carry._replace(records=carry.records | records, rejected=carry.rejected + rejected)
 
 
-def make_receive_ranks(server: Server, facts: StackFacts) -> Receive:
-    """As ``Receiver.receive``, for the ranks ``span[0] .. span[1]-1``; the arrivals of a rank are applied at once."""
+class RankReceiver(NamedTuple):
+    """As :class:`Receiver`, for the ranks ``span[0] .. span[1]-1``; the arrivals of a rank are applied at once."""
 
-    def received(tables: DeviceTables, run: Array, state: State, memory: State, arrival: Arrival) -> Received:
-        rule = rule_at(server, tables, run)
+    server: Server
+    facts: StackFacts
+
+    def received(self, tables: DeviceTables, run: Array, state: State, memory: State, arrival: Arrival) -> Received:
+        """What a run's rule makes of an arrival."""
+        rule = rule_at(self.server, tables, run)
         state, memory, info = rule.receive(state, memory, arrival)
-        return *(closed(rule, state, memory) if facts.every_closes else (state, memory)), info
+        return *(closed(rule, state, memory) if self.facts.every_closes else (state, memory)), info
 
-    def closing(tables: DeviceTables, run: Array, state: State, memory: State, closes: Array) -> tuple[State, State]:
-        after = closed(rule_at(server, tables, run), state, memory)
+    def closing(
+        self, tables: DeviceTables, run: Array, state: State, memory: State, closes: Array
+    ) -> tuple[State, State]:
+        """State and memory, after the step is closed where it ``closes``."""
+        after = closed(rule_at(self.server, tables, run), state, memory)
         return tree.where(closes, after, (state, memory))
 
-    def one_rank(tables: DeviceTables, buffers: JobBuffers, k: Array, carry: Carry) -> Carry:
+    def one_rank(self, tables: DeviceTables, buffers: JobBuffers, k: Array, carry: Carry) -> Carry:
+        """Receive rank ``k``."""
         runs = len(tables.key)
         index = jnp.arange(runs, dtype=jnp.int32)
         low, high = tables.ranks[k], tables.ranks[k + 1]
         p = jnp.minimum(low + index, high - 1)
         active = low + index < high
         row, owner, run = tables.row[p], tables.owner[p], tables.run[p]
-        arrives = active if facts.all_applied else active & tables.applied[p]
+        arrives = active if self.facts.all_applied else active & tables.applied[p]
         arrival = jax.vmap(lambda p: _arrived(tables, carry, buffers, p))(p)
         before = tree.gather(carry.server, run), read_rows(carry.memory, owner)
-        seen = probed_ranks(facts.probes, tables, carry.probes, p, arrives, *before, arrival)
-        state, memory, info = jax.vmap(received, in_axes=(None, 0, 0, 0, 0))(tables, run, *before, arrival)
-        if not facts.every_closes:
+        seen = probed_ranks(self.facts.probes, tables, carry.probes, p, arrives, *before, arrival)
+        state, memory, info = jax.vmap(self.received, in_axes=(None, 0, 0, 0, 0))(tables, run, *before, arrival)
+        if not self.facts.every_closes:
             closes = arrival.closes & arrives
 
             def close(both: tuple[State, State]) -> tuple[State, State]:
                 state, memory = both
-                return jax.vmap(closing, in_axes=(None, 0, 0, 0, 0))(tables, run, state, memory, closes)
+                return jax.vmap(self.closing, in_axes=(None, 0, 0, 0, 0))(tables, run, state, memory, closes)
 
             state, memory = tree.when(jnp.any(closes), close, (state, memory))
         noted = _columns(info)
@@ -347,18 +360,17 @@ def make_receive_ranks(server: Server, facts: StackFacts) -> Receive:
             probes=seen,
         )
         due = tables.write_bounds[low + 1], tables.write_bounds[high + 1]
-        if facts.messages is not None or facts.in_turn:
-            return write_messages(server, tables, facts, carry, *due, facts.messages)
+        if self.facts.messages is not None or self.facts.in_turn:
+            return write_messages(self.server, tables, self.facts, carry, *due, self.facts.messages)
 
         def some(i: Array, carry: Carry) -> Carry:
-            return write_together(server, tables, facts, carry, due[0] + i * runs, due[1], runs)
+            return write_together(self.server, tables, self.facts, carry, due[0] + i * runs, due[1], runs)
 
         return tree.loop("messages of a rank", 0, -((due[0] - due[1]) // runs), some, carry)
 
-    def receive(tables: DeviceTables, carry: Carry, buffers: JobBuffers, span: Array) -> tuple[Carry, Array]:
-        carry = tree.loop("ranks", span[0], span[1], lambda k, carry: one_rank(tables, buffers, k, carry), carry)
+    def receive(self, tables: DeviceTables, carry: Carry, buffers: JobBuffers, span: Array) -> tuple[Carry, Array]:
+        """The program."""
+        carry = tree.loop("ranks", span[0], span[1], lambda k, carry: self.one_rank(tables, buffers, k, carry), carry)
         low, high = tables.ranks[span[0]], tables.ranks[span[1]]
         carry = noted_jobs(tables, buffers, low, high, len(buffers.norm), carry)
         return carry, carry.rejected + 0
-
-    return receive
