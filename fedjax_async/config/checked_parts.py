@@ -13,13 +13,12 @@ import jax
 import numpy as np
 
 from fedjax_async.base import check
-from fedjax_async.base.spec import Spec
 from fedjax_async.config import own
 from fedjax_async.config.contracts import alike, check_columns, fits, is_array, is_scalar, pair, returned, shown
 from fedjax_async.config.prepared import Resolved
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine import trial
-from fedjax_async.engine.components import Client, Hyper, Peer, Server, bound, numbers_of, template
+from fedjax_async.engine.components import Client, Components, Hyper, Peer, Server, bound
 from fedjax_async.local import MidJob
 from fedjax_async.peers import PeerAlgorithm
 from fedjax_async.server import begun
@@ -28,7 +27,6 @@ from fedjax_async.types import (
     ClientAlgorithm,
     ClientData,
     Facts,
-    FederatedData,
     Info,
     Key,
     Message,
@@ -40,27 +38,22 @@ from fedjax_async.types import (
 # --- the trial of a run -----------------------------------------------------------------------------
 
 
-def sent_by_own(
-    s: Settings, server: Spec | ServerAlgorithm, client: Spec | ClientAlgorithm, params: Params, data: FederatedData
-) -> tuple[Message, Any]:
+def sent_by_own(s: Settings, components: Components, params: Params) -> tuple[Message, Any]:
     """As ``engine.trial.sent``; the rule or the client, one of the user's own, is checked through a whole job."""
-    numbers, note = numbers_of(server), f"; the clients of {s.method} itself upload what it takes: leave out client"
+    note = f"; the clients of {s.method} itself upload what it takes: leave out client"
     note = "" if s.client is None or own.is_own(s, "method") else note
-    _fits_server(template(server), numbers)
-    given = (template(server), template(client), Facts(len(data.size)), note)
-    found: tuple[Message, Any] = trial.shapes_of(_job, numbers | numbers_of(client), params, data, given)
+    _fits_server(components.rule, dict(components.hyper))
+    found: tuple[Message, Any] = trial.shapes_of(_job, components, params, note)
     return found
 
 
-def sent_by_nodes(
-    peer: Peer, client: Client, hyper: Mapping[str, float], params: Params, data: FederatedData
-) -> tuple[Any, Mapping[str, Any]]:
+def sent_by_nodes(components: Components, params: Params) -> tuple[Any, Mapping[str, Any]]:
     """Shapes of one message of a node, and of what it records about an event.
 
     ``ValueError`` naming the function of ``PeerAlgorithm`` that is wrong.
     """
-    returned("method.rule", _FAMILY, bound, peer, dict(hyper))  # raises for wrong values
-    found: tuple[Any, Mapping[str, Any]] = trial.shapes_of(_event, hyper, params, data, (peer, client))
+    returned("method.rule", _FAMILY, bound, components.rule, dict(components.hyper))  # raises for wrong values
+    found: tuple[Any, Mapping[str, Any]] = trial.shapes_of(_event, components, params)
     return found
 
 
@@ -81,7 +74,10 @@ def _job(
     return found.message, found.upload
 
 
-def _event(peer: Peer, client: Client, hyper: Hyper, params: Params, key: Key, pool: tuple[Any, Any]) -> Any:
+def _event(
+    peer: Peer, client: Client, facts: Facts, hyper: Hyper, params: Params, key: Key, pool: tuple[Any, Any]
+) -> Any:
+    del facts
     node = returned("method.rule", _FAMILY, bound, peer, hyper)
     fits(isinstance(node, PeerAlgorithm), "method.rule", node, "a PeerAlgorithm")
     return trial.event(checked_node(node, params), bound(client, hyper), params, key, pool)

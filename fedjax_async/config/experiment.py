@@ -47,7 +47,7 @@ from fedjax_async.config.settings import Settings
 from fedjax_async.config.watching import Watch
 from fedjax_async.engine import trial
 from fedjax_async.engine.checkpoint import Keeper
-from fedjax_async.engine.components import bound, components_of, facts_of, numbers_of, template, waits_for_close
+from fedjax_async.engine.components import bound, components_of, facts_of, waits_for_close
 from fedjax_async.engine.devices import naming_remedies, parse_size
 from fedjax_async.engine.evaluation import EvaluationPoints, Every, evaluation_points, owners, require_few
 from fedjax_async.engine.measures import NOTHING
@@ -130,11 +130,9 @@ def resolve(settings: Settings) -> Resolved:
     batch_size = length_of_batch(s, data)
     trainer, server = client_of(model, s, batch_size, chosen), rule_spec(chosen)
     steps = local_steps(data.size, batch_size=s.batch_size, epochs=epochs_of(s), steps=s.steps)
-    if own.is_own(s, "method", "client"):
-        message, upload = sent_by_own(s, server, trainer, shapes, data)
-    else:
-        hyper = numbers_of(server) | numbers_of(trainer)
-        message, upload = trial.sent(template(server), template(trainer), hyper, shapes, data)
+    components = components_of(server, trainer, model, data)
+    is_own = own.is_own(s, "method", "client")
+    message, upload = sent_by_own(s, components, shapes) if is_own else trial.sent(components, shapes)
     if s.compress is not None:
         trainer = compressing(trainer, s, model.private, upload)
     if s.ditto is not None:

@@ -10,7 +10,7 @@ from fedjax_async.config import objects, own
 from fedjax_async.config.clients import plain_training
 from fedjax_async.config.contracts import check_metric
 from fedjax_async.config.settings import Settings
-from fedjax_async.engine.components import Client, template
+from fedjax_async.engine.components import Client, parted
 from fedjax_async.engine.measures import Measures, Sample, require_measurable
 from fedjax_async.models import METRICS, Metric
 from fedjax_async.types import FederatedData, Model, Params
@@ -84,4 +84,5 @@ def measures_of(s: Settings, model: Model, params: Params, data: FederatedData, 
 
 def tuner_of(model: Model, s: Settings, batch_size: int) -> Client:
     """Plain local training with the optimiser and rate of the settings: no proximal term, no correction."""
-    return template(plain_training(model, s, batch_size))
+    tuner, _ = parted(plain_training(model, s, batch_size))
+    return tuner

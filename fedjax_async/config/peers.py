@@ -148,7 +148,7 @@ def resolve_peers(settings: Settings) -> PeerResolved:
     steps = local_steps(data.size, batch_size=s.batch_size, epochs=epochs_of(s), steps=s.steps, whole_batches=whole)
     components = components_of(peer_of(chosen, model, s.compress), trainer, model, data)
     _require_early(exchange, components, s)
-    message, columns = sent_by_nodes(components.rule, components.client, components.hyper, shapes, data)
+    message, columns = sent_by_nodes(components, shapes)
     if bound(components.rule, components.hyper).cumulative and s.topology is not None:
         _require_one_graph(s, len(data.size))
     size, withholds = _message_bytes(s, components, shapes, message), WITHHELD in columns

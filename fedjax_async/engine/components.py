@@ -42,7 +42,8 @@ class Components(NamedTuple):
 
 def components_of(rule: Any, client: Any, model: Model, data: FederatedData) -> Components:
     """The components of two algorithms, each an algorithm or a ``Spec`` of one."""
-    return Components(template(rule), template(client), model, data, {**numbers_of(rule), **numbers_of(client)})
+    (rule, of_rule), (client, of_client) = parted(rule), parted(client)
+    return Components(rule, client, model, data, of_rule | of_client)
 
 
 class Template(NamedTuple):
@@ -56,16 +57,16 @@ class Template(NamedTuple):
         return jax.tree.unflatten(self.structure, [hyper[name] for name in self.names]).make()
 
 
-def template(made: Any) -> Any:
-    """A spec without its numbers; an algorithm, or a function of ``hyper``, is returned as it is."""
-    return Template(jax.tree.structure(made), tuple(leaf_names(made))) if isinstance(made, Spec) else made
+def parted(made: Any) -> tuple[Any, dict[str, float]]:
+    """A spec without its numbers, and these by name.
 
-
-def numbers_of(made: Any) -> dict[str, float]:
-    """The numbers of a spec by name; of an algorithm, none."""
+    An algorithm, or a function of ``hyper``, has no numbers and is returned as it is.
+    """
     if not isinstance(made, Spec):
-        return {}
-    return {name: float(leaf) for name, leaf in zip(leaf_names(made), jax.tree.leaves(made), strict=True)}
+        return made, {}
+    leaves, structure = jax.tree.flatten(made)
+    names = tuple(leaf_names(made))
+    return Template(structure, names), {name: float(leaf) for name, leaf in zip(names, leaves, strict=True)}
 
 
 def bound(algorithm: Any, hyper: Mapping[str, Any]) -> Any:

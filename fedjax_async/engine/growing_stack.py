@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_async.base import tree
 from fedjax_async.data.memmap import spans
 from fedjax_async.engine import programs
 from fedjax_async.engine.devices import to_devices, together
@@ -88,9 +89,8 @@ class GrowingStack:
         if layout.whole:
             self._trainers = Trainers(room.lanes, tables, train, empty)
         else:
-            self._trainers = Trainers(
-                room.lanes, tables, train, empty, None, keep, programs.compiled_zeros(self._store)
-            )
+            stores = programs.zeros(tree.frozen(self._store), None).lower().compile()
+            self._trainers = Trainers(room.lanes, tables, train, empty, None, keep, stores)
 
     def _needed(self, layout: Layout) -> tuple[StackShape, StackFacts]:
         """The sizes and facts of the extensions so far and of this one."""

@@ -126,22 +126,19 @@ def mapped(function: Callable[..., Tree], hyper: Hypers, *jobs: Any) -> Any:
 
 
 def empty_buffers(kind: JobKind, capacity: int, whole: bool, tables: Any, rows: Readable) -> JobBuffers:
-    """Empty buffers of the right shapes; ``whole``: each job ends in the call that begins it."""
-    one = one_job(kind, tables, rows)
-    if whole:
-        one = one._replace(before=(), work=())
-    empty: JobBuffers = tree.stack_zeros(one, capacity)
-    return empty
+    """Empty buffers of the right shapes: those of a job without local steps.
 
-
-def one_job(kind: JobKind, tables: Any, rows: Readable) -> JobBuffers:
-    """The results of a job without local steps; used only for their shapes."""
+    ``whole``: each job ends in the call that begins it.
+    """
     zero = jnp.int32(0)
     hyper = hyper_of(tables, zero)
     started, before = kind.read(tables, rows, zero, jnp.bool_(True))
     message = kind.message(hyper, tables, started, zero)._replace(local_steps=jnp.int32(1))
     work = bound(kind.client, hyper).begin(tables.key[0], message, before, client_data(tables, zero))
-    return JobBuffers(started, before, work, *kind.end(hyper, tables, started, before, work, zero))
+    done = kind.end(hyper, tables, started, before, work, zero)
+    one = JobBuffers(started, () if whole else before, () if whole else work, *done)
+    empty: JobBuffers = tree.stack_zeros(one, capacity)
+    return empty
 
 
 def info_of(client: ClientAlgorithm, state: State) -> dict[str, Array]:

@@ -146,7 +146,7 @@ def compile_peer_programs(
     run, online = np.int32(0), np.zeros(shape.num_clients, np.bool_)
     return PeerPrograms(
         start=start(what, shape.num_clients, shape.slot_count, mesh).lower(tables, params).compile(),
-        buffers=programs.compiled_zeros(empty, mesh),
+        buffers=programs.zeros(tree.frozen(empty), mesh).lower().compile(),
         train=programs.compiled_training(what, widths, batching, tables, carry, empty, mesh),
         write=write(jax.default_backend() == "cpu", mesh).lower(tables, carry, empty, np.zeros(2, np.int32)).compile(),
         own=own.lower(tables, rows, nodes).compile(),

@@ -47,16 +47,13 @@ def start(server: Server, client: Client, facts: StackFacts, slots: int, mesh: M
 
 
 @lru_cache(maxsize=64)
-def _zeros(shapes: Any, mesh: Mesh | None) -> Wrapped:
+def zeros(shapes: Any, mesh: Mesh | None) -> Wrapped:
+    """Jitted ``zeros() -> buffers`` of these frozen shapes; no client is traced for it. Each device holds its rows."""
+
     def zeros() -> Any:
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), tree.thawed(shapes))
 
     return jitted(zeros, out_shardings=spread(mesh))
-
-
-def compiled_zeros(shapes: Any, mesh: Mesh | None = None) -> Compiled:
-    """``zeros() -> buffers`` of these shapes, which no client needs to be traced for; each device holds its rows."""
-    return _zeros(tree.frozen(shapes), mesh).lower().compile()
 
 
 @lru_cache(maxsize=256)
@@ -255,7 +252,7 @@ def compile_programs(stack: Stack, shapes: Shapes, *, mesh: Mesh | None = None, 
         together = compiled_together(scoring, shape.runs, tables, stack.params, carry, stack.every_test)
     return Programs(
         start=start(server, client, facts, shape.slot_count, mesh).lower(tables, stack.params).compile(),
-        buffers=compiled_zeros(empty, mesh),
+        buffers=zeros(tree.frozen(empty), mesh).lower().compile(),
         train=compiled_training(kind, layout.widths, layout.batching, tables, carry, empty, mesh),
         receive=receive(server, facts, by_ranks, mesh).lower(tables, carry, store or empty, span[:2]).compile(),
         evaluate=evaluate(scoring).lower(tables, read, span[0], now, *tests).compile(),

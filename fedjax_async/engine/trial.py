@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_async.base import tree
-from fedjax_async.engine.components import Client, Hyper, Server, abstract, bound, row_of
+from fedjax_async.engine.components import Client, Components, Hyper, Server, abstract, bound, row_of
 from fedjax_async.peers import Event, PeerAlgorithm
 from fedjax_async.server import begun, closed
 from fedjax_async.types import (
@@ -22,7 +22,6 @@ from fedjax_async.types import (
     ClientAlgorithm,
     ClientData,
     Facts,
-    FederatedData,
     Info,
     Key,
     Message,
@@ -44,13 +43,13 @@ class Trial(NamedTuple):
     arrival: Arrival
 
 
-def sent(server: Server, client: Client, hyper: Hyper, params: Params, data: FederatedData) -> tuple[Message, State]:
+def sent(components: Components, params: Params) -> tuple[Message, State]:
     """Shapes of a message and of an upload before compression, from the shapes of the params.
 
-    Raises ``ValueError`` for wrong values among ``hyper``.
+    Raises ``ValueError`` for wrong values among ``components.hyper``.
     """
-    bound(server, hyper)
-    found: tuple[Message, State] = shapes_of(_sent, hyper, params, data, given=(server, client, Facts(len(data.size))))
+    bound(components.rule, components.hyper)
+    found: tuple[Message, State] = shapes_of(_sent, components, params)
     return found
 
 
@@ -61,15 +60,11 @@ def _sent(
     return found.message, found.upload
 
 
-def shapes_of(
-    function: Callable[..., Any],
-    hyper: Mapping[str, float],
-    params: Params,
-    data: FederatedData,
-    given: tuple[Any, ...] = (),
-) -> Any:
-    """The shapes that ``function(*given, hyper, params, key, one row of the data)`` returns."""
+def shapes_of(function: Callable[..., Any], components: Components, params: Params, *more: Any) -> Any:
+    """The shapes of ``function(rule, client, facts, *more, hyper, params, key, one row of the data)``."""
+    rule, client, _, data, hyper = components
     key, pool = jax.eval_shape(jax.random.key, 0), (row_of(data.x), row_of(data.y))
+    given = (rule, client, Facts(len(data.size)), *more)
     return tree.shapes(function, abstract(hyper), params, key, pool, given=given)
 
 
