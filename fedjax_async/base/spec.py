@@ -59,8 +59,12 @@ class Spec:
     own: bool  # whether the user registered the factory
 
     def __new__(cls, factory: Callable[..., Any], /, *args: object, **options: object) -> Spec:
-        _require_factory(factory)
-        known, name = options_of(factory), _name(factory)
+        try:
+            known, name = options_of(factory), _name(factory)
+        except (TypeError, ValueError):  # it cannot be called, or its parameters cannot be read
+            given = _name(factory) if callable(factory) else f"a {type(factory).__name__}"
+            allowed = "a function of keyword-only options: the factory itself, not its name and not what it returns"
+            raise ValueError(f"factory = {check.shown(given)}: must be {allowed}") from None
         for option, value in options.items():
             if option not in known and option in inspect.signature(factory).parameters:
                 check.require(False, f"option {option} of {name}", value, f"keyword-only: def {name}(*, {option}=...)")
@@ -189,16 +193,6 @@ def _text(value: object) -> str:
 def _name(factory: object) -> str:
     function = getattr(factory, "func", factory)  # of a functools.partial
     return str(getattr(function, "__name__", type(function).__name__))
-
-
-def _require_factory(factory: Callable[..., Any]) -> None:
-    """``ValueError`` unless it is a function whose parameters can be read."""
-    allowed = "a function of keyword-only options: the factory itself, not its name and not what it returns"
-    check.require(callable(factory), "factory", f"a {type(factory).__name__}", allowed)
-    try:
-        inspect.signature(factory)
-    except ValueError:
-        check.require(False, "factory", _name(factory), allowed)
 
 
 def _of_fields(*values: object) -> Spec:

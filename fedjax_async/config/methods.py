@@ -124,7 +124,8 @@ def method(spec: str) -> Method:
     check.require(not colon, "method", spec, f"without the colon where no options follow: {name}")
     clock = None if names.clock is None else str(names.clock)
     check.require(clock != "", "method", spec, f"METHOD or METHOD@{'TIMING' if usual.has_server else 'EXCHANGE'}")
-    _require_options(names, usual)
+    if first.texts:
+        _require_options(names, usual)
     factory, of_client = factory_of(usual.rule), client_options(usual.client)  # which may share options
     of_rule = factories.options_of(factory)
     for key, value in options.items() if name in registry.ADDED.get("method", {}) else ():
