@@ -76,21 +76,10 @@ class GrowingStack:
         self._compile()
         self._carry = self.stack.programs.start(self.stack.tables, self.stack.params)
         _, self._begins = pooled([m.components.data.order for m in members])
-        room, tables, empty = self._room, self.stack.tables, self.stack.programs.buffers
-
-        def train(*given: Any) -> JobBuffers:
-            trained: JobBuffers = self.stack.train(*given)
-            return trained
-
-        def keep(*given: Any) -> JobBuffers:
-            kept: JobBuffers = self.stack.programs.keep(*given)
-            return kept
-
-        if layout.whole:
-            self._trainers = Trainers(room.lanes, tables, train, empty)
-        else:
+        stores = None
+        if not layout.whole:
             stores = programs.zeros(tree.frozen(self._store), None).lower().compile()
-            self._trainers = Trainers(room.lanes, tables, train, empty, None, keep, stores)
+        self._trainers = Trainers(self._room.lanes, self.stack.programs, self.stack.tables, stores=stores)
 
     def _needed(self, layout: Layout) -> tuple[StackShape, StackFacts]:
         """The sizes and facts of the extensions so far and of this one."""
@@ -166,7 +155,6 @@ class GrowingStack:
             self._begins,
         )
         self.stack = stack._replace(layout=layout, members=members, tables=stack.tables._replace(**together(columns)))
-        self._trainers.on(self.stack.tables)
 
     # --- calls ------------------------------------------------------------------------------------
 
@@ -177,6 +165,7 @@ class GrowingStack:
         """
         self._compile_widths()
         stack: Stack = self.stack
+        self._trainers.on(stack.programs, stack.tables)
         evaluate = stack.evaluator(watcher, self._trainers)
         carry = self._sent(self._carry) if sends else self._carry
         scores.evaluate(0, partial(evaluate, carry))

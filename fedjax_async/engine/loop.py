@@ -53,7 +53,8 @@ class SideBySide(Protocol[Tables]):
     """Runs that advance side by side, laid out, moved to the device and compiled: with a server or without one.
 
     ``carry`` is the state that goes from program to program, ``buffers`` are those of a lane. Its programs have
-    ``start(tables, params) -> carry``, the carry at the start, and ``buffers()``, empty buffers of a lane.
+    ``start(tables, params) -> carry``, the carry at the start, ``buffers()``, empty buffers of a lane, and by width
+    ``train[width](tables, rows, buffers, span) -> buffers``, which trains a batch: see ``kernels.Together``.
     """
 
     @property
@@ -70,9 +71,6 @@ class SideBySide(Protocol[Tables]):
     def feed(self) -> Feed | None: ...
     @property
     def sharding(self) -> NamedSharding | None: ...
-
-    def train(self, width: int, tables: Tables, carry: Carry, buffers: JobBuffers, span: np.ndarray) -> JobBuffers:
-        """Train a batch; see ``kernels.Together`` for ``span``."""
 
     def apply(self, carry: Carry, buffers: JobBuffers, low: int, high: int) -> tuple[Carry, Array]:
         """Apply the positions ``low .. high-1``; also returns how many uploads were rejected so far."""

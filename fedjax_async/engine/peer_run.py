@@ -84,11 +84,6 @@ class PeerStack(NamedTuple):
         """Whether the programs have 64-bit numbers; each thread has its own setting."""
         return bool(self.tables.norm_limit.dtype == np.float64)
 
-    def train(self, width: int, tables: PeerTables, carry: Carry, buffers: JobBuffers, span: np.ndarray) -> JobBuffers:
-        """Mix, train and push the events of a batch."""
-        trained: JobBuffers = self.programs.train[width](tables, carry.readable, buffers, span)
-        return trained
-
     def apply(self, carry: Carry, buffers: JobBuffers, low: int, high: int) -> tuple[Carry, Array]:
         """Write the positions ``low .. high-1`` to the nodes and to the slots."""
         span = np.array([low, high], np.int32)

@@ -54,7 +54,7 @@ def run_stack(
         for name, value in stack.identity().items():
             keeper.identify(name, value)
     feed = None if stack.feed is None else stack.feed.batch
-    with closing(Trainers(layout.dealt.lanes, stack.tables, stack.train, programs.buffers, feed)) as trainers:
+    with closing(Trainers(layout.dealt.lanes, programs, stack.tables, feed)) as trainers:
         evaluate = stack.evaluator(watcher, trainers)
         turns = 0
         if keeper is not None:

@@ -78,13 +78,6 @@ class Stack(NamedTuple):
         """The bounds of the ranks, if whole ranks are applied at once."""
         return self.layout.slots.ranks if self.programs.by_ranks else None
 
-    def train(
-        self, width: int, tables: DeviceTables, carry: Carry, buffers: JobBuffers, span: np.ndarray
-    ) -> JobBuffers:
-        """Train a batch."""
-        trained: JobBuffers = self.programs.train[width](tables, carry.readable, buffers, span)
-        return trained
-
     def apply(self, carry: Carry, buffers: JobBuffers, low: int, high: int) -> tuple[Carry, Array]:
         """The server receives the positions ``low .. high-1``."""
         span = np.array([low, high] if self.ranks is None else np.searchsorted(self.ranks, [low, high]), np.int32)

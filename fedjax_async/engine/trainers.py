@@ -18,10 +18,6 @@ from fedjax_async.types import Tree
 
 Tables = TypeVar("Tables", DeviceTables, PeerTables)
 
-# ``keep(tables, store, buffers, span) -> store``, after the last segment of a batch: its results are copied from the
-# buffers, which the next batch overwrites, to the store of the lane. ``span``: index of its first job, number of jobs.
-Keep = Callable[[Tables, JobBuffers, JobBuffers, np.ndarray], JobBuffers]
-
 
 class Trainers(Generic[Tables]):
     """The buffers of all lanes, and a host thread for each lane but the first; :meth:`close` ends the threads.
@@ -33,23 +29,20 @@ class Trainers(Generic[Tables]):
     def __init__(
         self,
         lanes: int,
+        programs: Any,
         tables: Tables,
-        train: Callable[[int, Tables, Carry, JobBuffers, np.ndarray], JobBuffers],
-        buffers: Callable[[], JobBuffers],
         feed: Callable[[Batch], dict[str, Any]] | None = None,
-        keep: Keep[Tables] | None = None,
         stores: Callable[[], JobBuffers] | None = None,
     ) -> None:
-        """``train(width, tables, carry, buffers, span) -> buffers`` of a lane; ``buffers()`` returns empty ones.
+        """``programs``: see :class:`~fedjax_async.engine.loop.SideBySide`.
 
-        ``feed(batch)``: the tables of its examples, if they are not on the device. ``keep``: see :data:`Keep`;
-        ``stores()`` returns an empty store.
+        ``feed(batch)``: the tables of its examples, if they are not on the device. ``stores()`` returns an empty store
+        of a lane. With it, the results of a batch are copied by ``programs.keep`` from the buffers, which the next
+        batch overwrites, to the store.
         """
-        self._feed = feed
-        self._keep: Keep[Tables] | None = keep
+        self._programs, self._feed = programs, feed
         self._tables: Tables = tables
-        self._call: Callable[[int, Tables, Carry, JobBuffers, np.ndarray], JobBuffers] = train
-        self._used: list[JobBuffers] = [buffers() for _ in range(lanes)]
+        self._used: list[JobBuffers] = [programs.buffers() for _ in range(lanes)]
         # from which uploads are received; of every lane, valid until the next call
         self.buffers = self._used if stores is None else [stores() for _ in range(lanes)]
         self._pool = ThreadPoolExecutor(lanes - 1) if lanes > 1 else None
@@ -57,9 +50,9 @@ class Trainers(Generic[Tables]):
         # train, those find no thread, and the run hangs. So the host waits after each batch.
         self._in_step = jax.default_backend() == "cpu" and len(self.buffers[0].norm.devices()) > 1
 
-    def on(self, tables: Tables) -> None:
-        """Use other tables from now on."""
-        self._tables = tables
+    def on(self, programs: Any, tables: Tables) -> None:
+        """Use other programs and tables from now on."""
+        self._programs, self._tables = programs, tables
 
     def go_on(self, buffers: Sequence[JobBuffers]) -> None:
         """Receive from these buffers: those of a checkpoint."""
@@ -72,15 +65,15 @@ class Trainers(Generic[Tables]):
 
     def _train(self, batch: Batch, carry: Carry, wait: bool) -> None:
         """Train, and ``wait`` for the result: XLA runs programs that wait for others one after the other."""
-        tables, low, count, lane = self._tables, batch.first, batch.jobs, batch.lane
+        programs, tables, lane = self._programs, self._tables, batch.lane
         if self._feed is not None:
             tables = tables._replace(**self._feed(batch))
         span = np.zeros(4, np.int32)
         for width, first, last in batch.segments:
-            span = np.array([low, count, first, last], np.int32)
-            self._used[lane] = self._call(width, tables, carry, self._used[lane], span)
-        if self._keep is not None:
-            self.buffers[lane] = self._keep(tables, self.buffers[lane], self._used[lane], span[:2])
+            span = np.array([batch.first, batch.jobs, first, last], np.int32)
+            self._used[lane] = programs.train[width](tables, carry.readable, self._used[lane], span)
+        if self.buffers is not self._used:
+            self.buffers[lane] = programs.keep(tables, self.buffers[lane], self._used[lane], span[:2])
         if wait:
             jax.block_until_ready(self.buffers[lane])
 
