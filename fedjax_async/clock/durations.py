@@ -128,23 +128,21 @@ def from_profiles(
     speed_family = registry.find("speeds", FAMILIES, client_speeds.family)
 
     def model(num_clients: int, seed: int) -> Delays:
-        profiles = draw_profiles(num_clients, seed)
-        speed = _speeds(speed_family, heterogeneity, seed)
-        return Delays(num_clients, partial(_durations, profiles, speed, sample, scaling, num_clients, seed))
+        known = (draw_profiles(num_clients, seed), speed_family, heterogeneity, sample, scaling, num_clients, seed)
+        return Delays(num_clients, partial(_durations, *known))
 
     return model
 
 
-def _speeds(family: Distribution, heterogeneity: float, seed: int) -> Callable[[np.ndarray], np.ndarray]:
-    if heterogeneity == 0:  # also for families that ignore their std, such as the exponential
-        return lambda clients: np.ones(1)
+def _speeds(family: Distribution, heterogeneity: float, seed: int, clients: np.ndarray) -> np.ndarray:
     mean, spread = np.ones(1), np.full(1, math.sqrt(math.expm1(heterogeneity**2)))
-    return lambda clients: np.maximum(family(chance.Draws(seed, "speeds", clients), mean, spread), SMALLEST)
+    return np.maximum(family(chance.Draws(seed, "speeds", clients), mean, spread), SMALLEST)
 
 
 def _durations(
     profiles: Profiles,
-    speed: Callable[[np.ndarray], np.ndarray],
+    speed_family: Distribution,
+    heterogeneity: float,
     sample: Distribution,
     scaling: Scaling,
     num_clients: int,
@@ -163,7 +161,8 @@ def _durations(
     )
     if not inside:
         raise ValueError(f"clients, numbers: must be in 0..{num_clients - 1} and >= 0")
-    factor = speed(clients)
+    # 0: also for families that ignore their std, such as the exponential
+    factor = _speeds(speed_family, heterogeneity, seed, clients) if heterogeneity else np.ones(1)
     mean, std = (column[clients] * factor for column in (profiles.mean, profiles.std))
     drawn = sample(chance.Draws(seed, "noise", clients, numbers), mean, std)
     time = np.maximum(drawn, SMALLEST * mean).reshape(shape)
