@@ -27,8 +27,8 @@ from fedjax_async.server.methods import *  # noqa: F403 (every rule by its name)
 from fedjax_async.server.parts import PARTS as PARTS, Part as Part, with_parts as with_parts
 from fedjax_async.server.privacy import (PRIVACY as PRIVACY, Privacy as Privacy,
     differentially_private as differentially_private)
-from fedjax_async.server.rule import (closed as closed, discount as discount, guard_rails as guard_rails,
-    rule as rule)
+from fedjax_async.server.rule import (Weighting as Weighting, closed as closed, discount as discount,
+    guard_rails as guard_rails, rule as rule)
 from fedjax_async.server.running_statistics import rebased as rebased, weights_of as weights_of
 from fedjax_async.server.step_size import (cyclic as cyclic, moving_on as moving_on,
     scale_by_dominance as scale_by_dominance, step_size as step_size)

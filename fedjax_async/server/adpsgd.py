@@ -15,8 +15,7 @@ import jax.numpy as jnp
 from fedjax_async.base import check, registry, tree
 from fedjax_async.base.factories import takes
 from fedjax_async.server.rule import guard_rails
-from fedjax_async.server.running_statistics import weights_of, with_statistics
-from fedjax_async.server.transforms import Transform, begun, require_no_steps, scaled, transformed
+from fedjax_async.server.transforms import Transform, begun, require_no_steps, scaled, stepped, transformed
 from fedjax_async.types import (
     Array,
     Arrival,
@@ -103,8 +102,7 @@ def adpsgd(*, server_lr: Traced = 1.0, pairing: str = "complete", guards: Transf
         own, its = tree.read_rows(state.models, node), tree.read_rows(state.models, drawn)
         middle = jax.tree.map(lambda a, b: scaled(a + b, 0.5), own, its)
         result = transformed(guards, state.guards, middle, arrival)
-        step = with_statistics(weights_of(scaled(result.direction, server_lr)), result.direction)
-        after = jax.tree.map(jnp.add, middle, step)
+        after = stepped(middle, result.direction, server_lr)
         models = tree.scatter(state.models, drawn, tree.where(result.accepted, middle, its))
         models = tree.scatter(models, node, tree.where(result.accepted, after, own))
         limits = tree.where(result.accepted, result.state, state.guards)

@@ -18,8 +18,8 @@ from fedjax_async.base import check, tree
 from fedjax_async.base.factories import takes
 from fedjax_async.server.aggregate import Sum, mean
 from fedjax_async.server.rule import guard_rails
-from fedjax_async.server.running_statistics import weights_of, with_statistics
-from fedjax_async.server.transforms import Transform, begun, require_no_steps, scaled, transformed
+from fedjax_async.server.running_statistics import with_statistics
+from fedjax_async.server.transforms import Transform, begun, require_no_steps, scaled, stepped, transformed
 from fedjax_async.types import Array, Arrival, Facts, Info, Message, Params, Request, ServerAlgorithm, State, Traced
 
 
@@ -131,14 +131,13 @@ def _calibrated(name: str, server_lr: Traced, beta: Traced | None, guards: Trans
     def close(state: Ca2flState, memory: Cached) -> tuple[Ca2flState, Cached]:
         correction, count, emptied = average.close(state.accumulated)
         direction = jax.tree.map(jnp.add, stale(state.mean), correction)
-        change = with_statistics(weights_of(scaled(direction, server_lr)), direction)
         cached_mean = jax.tree.map(jnp.add, state.mean, scaled(state.changes, 1.0 / state.facts.num_clients))
         no_changes = jax.tree.map(jnp.zeros_like, state.changes)
-        params = jax.tree.map(jnp.add, state.params, change)
-        stepped = state._replace(
+        params = stepped(state.params, direction, server_lr)
+        new = state._replace(
             params=params, mean=cached_mean, changes=no_changes, accumulated=emptied, step=state.step + 1
         )
-        return tree.where(count > 0, stepped, state), memory
+        return tree.where(count > 0, new, state), memory
 
     def dispatch(state: Ca2flState, memory: Cached, request: Request) -> tuple[Message, Cached]:
         return Message(state.params), memory

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
+import optax
 
-from fedjax_async.base import check, tree
+from fedjax_async.base import check
 from fedjax_async.base.factories import takes
-from fedjax_async.server.aggregate import Sum, mean
-from fedjax_async.server.rule import guard_rails
-from fedjax_async.server.running_statistics import weights_of, with_statistics
-from fedjax_async.server.transforms import Transform, begun, require_no_steps, scaled, transformed
-from fedjax_async.types import Array, Arrival, Facts, Info, Message, Params, Request, ServerAlgorithm, State, Traced
+from fedjax_async.server.rule import Weighting, guard_rails, rule
+from fedjax_async.server.transforms import Transform, Transformed
+from fedjax_async.types import Array, Params, ServerAlgorithm, Traced
 
 
 class Recent(NamedTuple):
@@ -26,14 +24,6 @@ class Recent(NamedTuple):
 
     staleness: Array  # float[window], of its last accepted uploads, the newest first; 0 beyond ``uploads``
     uploads: Array  # int32[], how many these are, at most ``window``
-
-
-class StaleWeightState(NamedTuple):
-    """Server state."""
-
-    params: Params
-    deltas: Sum  # weighted, since the last server step
-    guards: State
 
 
 def remembered(memory: Recent, staleness: Array) -> Recent:
@@ -65,31 +55,13 @@ def fedstaleweight(*, server_lr: Traced = 1.0, window: int = 5, guards: Transfor
     """
     check.positive("server_lr", server_lr)
     check.whole("window", window)
-    require_no_steps(guards, "fedstaleweight")
-    average = mean()
 
-    def init(params: Params, facts: Facts = Facts()) -> tuple[StaleWeightState, Recent]:
-        state = StaleWeightState(params, average.init(params), begun(guards, params, facts))
-        return state, Recent(jnp.zeros(window, jnp.result_type(float)), jnp.zeros((), jnp.int32))
+    def usual(result: Transformed, params: Params, memory: Recent) -> tuple[Array, Recent]:
+        row = remembered(memory, result.arrival.staleness)
+        average = row.staleness.sum() / row.uploads.astype(row.staleness.dtype)
+        return average.astype(result.arrival.weight.dtype), row
 
-    def receive(state: StaleWeightState, memory: Recent, arrival: Arrival) -> tuple[StaleWeightState, Recent, Info]:
-        result = transformed(guards, state.guards, state.params, arrival)
-        row = remembered(memory, arrival.staleness)
-        usual = row.staleness.sum() / row.uploads.astype(row.staleness.dtype)
-        share = jnp.where(result.accepted, usual.astype(result.arrival.weight.dtype), 0.0)
-        new = state._replace(
-            deltas=average.add(state.deltas, result.direction, share, arrival),
-            guards=tree.where(result.accepted, result.state, state.guards),
-        )
-        return new, tree.where(result.accepted, row, memory), result.info(share)
+    def nothing() -> Recent:
+        return Recent(jnp.zeros(window, jnp.result_type(float)), jnp.zeros((), jnp.int32))
 
-    def close(state: StaleWeightState, memory: Recent) -> tuple[StaleWeightState, Recent]:
-        direction, weight, emptied = average.close(state.deltas)
-        step = with_statistics(weights_of(scaled(direction, server_lr)), direction)
-        moved = jax.tree.map(jnp.add, state.params, step)
-        return state._replace(params=tree.where(weight > 0, moved, state.params), deltas=emptied), memory
-
-    def dispatch(state: StaleWeightState, memory: Recent, request: Request) -> tuple[Message, Recent]:
-        return Message(state.params), memory
-
-    return ServerAlgorithm(init, receive, dispatch, lambda state: state.params, close)
+    return rule(guards, optimizer=optax.sgd(server_lr), weighting=Weighting(usual, nothing))

@@ -6,38 +6,16 @@ of github.com/TL-System/plato).
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import jax
 import jax.numpy as jnp
+import optax
 
-from fedjax_async.base import check, tree
+from fedjax_async.base import check
 from fedjax_async.base.factories import takes
 from fedjax_async.geometry.vectors import inner, leaves
-from fedjax_async.server.aggregate import Sum, mean
-from fedjax_async.server.rule import guard_rails
-from fedjax_async.server.running_statistics import weights_of, with_statistics
-from fedjax_async.server.transforms import Transform, begun, require_no_steps, scaled, transformed
-from fedjax_async.types import (
-    Array,
-    Arrival,
-    Facts,
-    Info,
-    Message,
-    Params,
-    Request,
-    ServerAlgorithm,
-    State,
-    Traced,
-)
-
-
-class PortState(NamedTuple):
-    """Server state."""
-
-    params: Params
-    deltas: Sum  # weighted, since the last server step
-    guards: State
+from fedjax_async.server.rule import Weighting, guard_rails, rule
+from fedjax_async.server.running_statistics import weights_of
+from fedjax_async.server.transforms import Transform, Transformed
+from fedjax_async.types import Array, Params, ServerAlgorithm, State, Traced
 
 
 def likeness(direction: Params, start: Params, end: Params) -> Array:
@@ -77,33 +55,12 @@ def port(
     for name, value in (("server_lr", server_lr), ("age_weight", age_weight), ("bound", bound)):
         check.positive(name, value)
     check.non_negative("likeness_weight", likeness_weight)
-    require_no_steps(guards, "port")
-    average = mean()
 
-    def init(params: Params, facts: Facts = Facts()) -> tuple[PortState, State]:
-        return PortState(params, average.init(params), begun(guards, params, facts)), ()
-
-    def receive(state: PortState, memory: State, arrival: Arrival) -> tuple[PortState, State, Info]:
-        result = transformed(guards, state.guards, state.params, arrival)
-        real = result.arrival.weight.dtype
-        alike = likeness(result.direction, result.arrival.start, state.params)
-        cosine = jnp.where(arrival.staleness > 0, alike, 1.0).astype(real)
+    def fits(result: Transformed, params: Params, memory: State) -> tuple[Array, State]:
+        real, tau = result.arrival.weight.dtype, result.arrival.staleness
+        alike = likeness(result.direction, result.arrival.start, params)
+        cosine = jnp.where(tau > 0, alike, 1.0).astype(real)
         a, b, limit = (jnp.asarray(value, real) for value in (likeness_weight, age_weight, bound))
-        fits = a * (cosine + 1.0) / 2.0 + b * limit / (arrival.staleness.astype(real) + limit)
-        share = jnp.where(result.accepted, result.arrival.weight * fits, 0.0)
-        new = state._replace(
-            deltas=average.add(state.deltas, result.direction, share, arrival),
-            guards=tree.where(result.accepted, result.state, state.guards),
-        )
-        return new, memory, result.info(share)
+        return result.arrival.weight * (a * (cosine + 1.0) / 2.0 + b * limit / (tau.astype(real) + limit)), memory
 
-    def close(state: PortState, memory: State) -> tuple[PortState, State]:
-        direction, weight, emptied = average.close(state.deltas)
-        step = with_statistics(weights_of(scaled(direction, server_lr)), direction)
-        moved = jax.tree.map(jnp.add, state.params, step)
-        return state._replace(params=tree.where(weight > 0, moved, state.params), deltas=emptied), memory
-
-    def dispatch(state: PortState, memory: State, request: Request) -> tuple[Message, State]:
-        return Message(state.params), memory
-
-    return ServerAlgorithm(init, receive, dispatch, lambda state: state.params, close)
+    return rule(guards, optimizer=optax.sgd(server_lr), weighting=Weighting(fits))

@@ -17,6 +17,7 @@ from fedjax_async.server.aggregate import Aggregate, mean
 from fedjax_async.server.running_statistics import weights_of, with_statistics
 from fedjax_async.server.transforms import (
     Transform,
+    Transformed,
     Weight,
     begun,
     chain,
@@ -28,7 +29,23 @@ from fedjax_async.server.transforms import (
 )
 from fedjax_async.types import Array, Arrival, Facts, Info, Message, Params, Request, ServerAlgorithm, State, Traced
 
-WEIGHTING = ("uniform", "examples")
+
+class Weighting(NamedTuple):
+    """What an accepted arrival counts in its server step.
+
+    ``of(result, params, memory) -> (weight, memory)``: ``result`` is the transformed arrival, ``params`` are the
+    server's, ``memory`` is the server's row about the client; the new row is kept only if the arrival is accepted.
+    """
+
+    of: Callable[[Transformed, Params, State], tuple[Array, State]]
+    memory: Callable[[], State] = tuple  # the row at first; () if there is none
+
+
+# Weights that depend on no upload.
+WEIGHTING: dict[str, Weighting] = {
+    "uniform": Weighting(lambda result, params, memory: (jnp.ones_like(result.arrival.weight), memory)),
+    "examples": Weighting(lambda result, params, memory: (result.arrival.weight, memory)),
+}
 
 
 class RuleState(NamedTuple):
@@ -50,7 +67,7 @@ def closed(algorithm: ServerAlgorithm, state: State, memory: State) -> tuple[Sta
 def rule(
     *transforms: Transform,
     optimizer: optax.GradientTransformation,
-    weighting: str = "uniform",
+    weighting: str | Weighting = "uniform",
     aggregate: Aggregate | None = None,
     rate: Callable[[Array], Array] | None = None,
 ) -> ServerAlgorithm:
@@ -60,7 +77,7 @@ def rule(
     their mean ``sum w_i d_i / sum w_i``, and ``x <- optimizer(x, gradient = -d)``. The clock decides when steps close.
 
     Args:
-      weighting: ``"uniform"`` (w_i = 1) or ``"examples"`` (w_i = the client's example count).
+      weighting: ``"uniform"`` (w_i = 1), ``"examples"`` (w_i = the client's example count), or a :class:`Weighting`.
       optimizer: followed by the ``steps`` of the transforms, if they bring any.
       aggregate: :func:`mean` or :func:`buffered`; the latter counts each direction once, whatever its w_i.
       rate: multiplies the optimiser's update by ``rate(largest staleness of the accepted arrivals)``.
@@ -72,7 +89,9 @@ def rule(
     aggregation. Running statistics among the params move by ``d`` itself, without the optimiser, and their
     ``Delta_i`` counts from the server's present statistics (see ``running_statistics.rebased``).
     """
-    check.one_of("weighting", weighting, WEIGHTING)
+    if named := not isinstance(weighting, Weighting):
+        check.one_of("weighting", weighting, tuple(WEIGHTING))
+    weigh = weighting if isinstance(weighting, Weighting) else WEIGHTING[weighting]
     check.kind("optimizer", optimizer, optax.GradientTransformation, "an optax transformation, such as optax.sgd(1.0)")
     check.kind("aggregate", aggregate, (Aggregate, type(None)), "an Aggregate, such as server.mean() makes")
     check.require(rate is None or callable(rate), "rate", rate, "a function of the staleness")
@@ -85,12 +104,13 @@ def rule(
         oldest = () if rate is None else jnp.zeros((), jnp.result_type(float))
         inner = stepper.init(weights_of(params))
         accumulated = () if facts.every_closes else begun(aggregate, params, facts.static)
-        return RuleState(params, transform.init(params, facts), accumulated, inner, oldest, facts.static), ()
+        begins = transform.init(params, facts)
+        return RuleState(params, begins, accumulated, inner, oldest, facts.static), weigh.memory()
 
     def receive(state: RuleState, memory: State, arrival: Arrival) -> tuple[RuleState, State, Info]:
         result = transformed(transform, state.transforms, state.params, arrival)
-        arrival, examples = result.arrival, result.arrival.weight
-        share = jnp.where(result.accepted, examples if weighting == "examples" else jnp.ones_like(examples), 0.0)
+        arrival, (weight, row) = result.arrival, weigh.of(result, state.params, memory)
+        share = jnp.where(result.accepted, weight, 0.0)
         anew = state.facts.every_closes
         before = begun(aggregate, state.params, state.facts) if anew else state.accumulated
         new = state._replace(
@@ -98,7 +118,7 @@ def rule(
             accumulated=aggregate.add(before, result.direction, share, arrival),
             oldest=() if rate is None else _oldest(state.oldest, arrival, result.accepted),
         )
-        return new, memory, result.info(share)
+        return new, tree.where(result.accepted, row, memory), result.info(share)
 
     def close(state: RuleState, memory: State) -> tuple[RuleState, State]:
         direction, weight, emptied = aggregate.close(state.accumulated)
@@ -115,7 +135,7 @@ def rule(
     def dispatch(state: RuleState, memory: State, request: Request) -> tuple[Message, State]:
         return Message(state.params), memory
 
-    sums = chained.sums and aggregate.sums
+    sums = named and chained.sums and aggregate.sums
     return ServerAlgorithm(init, receive, dispatch, lambda state: state.params, close, sums)
 
 

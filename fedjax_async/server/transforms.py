@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_async.base import check, factories, registry, tree
-from fedjax_async.server.running_statistics import rebased, weights_in
+from fedjax_async.server.running_statistics import rebased, weights_in, weights_of, with_statistics
 from fedjax_async.types import Array, Arrival, Facts, Info, Params, State, Traced
 
 Weight = Callable[[Array], Array]  # s(tau): int32[] -> float[]
@@ -159,6 +159,12 @@ def require_no_steps(transform: Transform, rule: str) -> None:
 def scaled(params: Params, factor: Any) -> Params:
     """Every leaf times a scalar, in the dtype of the leaf."""
     return jax.tree.map(lambda leaf: leaf * jnp.asarray(factor, leaf.dtype), params)
+
+
+def stepped(params: Params, direction: Params, rate: Any) -> Params:
+    """``params + rate * direction``; running statistics move by the direction itself."""
+    change = with_statistics(scaled(weights_of(direction), rate), direction)
+    return jax.tree.map(jnp.add, params, change)
 
 
 # --- the transforms ---------------------------------------------------------------------------
