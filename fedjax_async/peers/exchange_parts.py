@@ -152,7 +152,8 @@ def with_masses(
     received = np.bincount(boxes.entry, share[source], len(boxes.push))
     weight = received / np.where(total > 0, total, 1)[rows_of(boxes.bounds)]
     schedule = schedule_of(setup, exchanged, weight, share, share[pushes.event])
-    return schedule._replace(carries=carries, late_mass=late_mass)
+    unsent = share * (parts - 1 - pushes.degree)
+    return schedule._replace(unsent_mass=unsent, carries=carries, late_mass=late_mass)
 
 
 def without_masses(setup: PeerScenario, exchanged: Exchanged, weight: np.ndarray) -> PeerSchedule:
@@ -175,6 +176,7 @@ def schedule_of(
         end=events.end,
         mixed_at=events.mixed_at,
         mass=mass,
+        unsent_mass=np.zeros(len(events.client)),
         inbox_bounds=boxes.bounds,
         source=pushes.event[boxes.push],
         fragment=pushes.fragment[boxes.push],

@@ -68,6 +68,7 @@ class PeerSchedule(NamedTuple):
     end: np.ndarray  # float64[E]  when the node has its new model, and pushes
     mixed_at: np.ndarray  # float64[E]  when it mixes its inbox: at its start or at its end
     mass: np.ndarray  # float64[E]  push-sum mass of the node after the event; 1 where an algorithm has no masses
+    unsent_mass: np.ndarray  # float64[E]  what it splits off for receivers that are not online, and does not send
     # inboxes
     inbox_bounds: np.ndarray  # int64[E + 1]
     source: np.ndarray  # int64[D]  the event that sent the message, < the event that reads it

@@ -196,12 +196,8 @@ def mass_after_mixing(schedule: PeerSchedule) -> np.ndarray:
     (``reference=released``), to whom it sends nothing.
     """
     sent = np.bincount(schedule.push_event, schedule.sent_mass, minlength=len(schedule.client))
-    kept: np.ndarray = schedule.mass + sent
-    if not schedule.sent_mass.any():
-        return kept
-    _, _, held, gained = _mixing(schedule)
-    whole = held + gained
-    return np.where(whole - kept > schedule.mass / 2, whole, kept)  # a part has the mass that the node keeps
+    whole: np.ndarray = schedule.mass + sent + schedule.unsent_mass
+    return whole
 
 
 def degrees(schedule: PeerSchedule, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -14,7 +14,7 @@ _FORMAT = Format("fedjax_async peer schedule", 1)
 
 _EVENTS = {
     "client": np.int32, "number": np.int32, "local_steps": np.int32, "start": np.float64, "end": np.float64,
-    "mixed_at": np.float64, "mass": np.float64,
+    "mixed_at": np.float64, "mass": np.float64, "unsent_mass": np.float64,
 }  # fmt: skip
 _ENTRIES = {"source": np.int64, "fragment": np.int32, "weight": np.float64}
 _PUSHES = {
@@ -25,7 +25,8 @@ _NODES = {"joined": np.float64, "left": np.float64}
 _NUMBERS = {
     "num_clients": int, "fragments": int, "message_bytes": int, "carries": bool, "late_mass": int, "exhausted": bool,
 }  # fmt: skip
-_NEWER = {"exhausted": np.array(False), "late_mass": np.array(1)}  # what older files lack
+# what older files lack
+_NEWER = {"exhausted": np.array(False), "late_mass": np.array(1), "unsent_mass": np.zeros(0)}
 
 
 def save_peer_schedule(path: str | Path, schedule: PeerSchedule) -> None:
@@ -42,6 +43,8 @@ def is_peer_schedule(path: str | Path) -> bool:
 def load_peer_schedule(path: str | Path) -> PeerSchedule:
     """Read what ``save_peer_schedule`` wrote; ``ValueError`` if the file is truncated, foreign or inconsistent."""
     columns = read_archive(path, _FORMAT, PeerSchedule._fields, _NEWER)
+    if not len(columns["unsent_mass"]):
+        columns["unsent_mass"] = np.zeros(np.shape(columns["client"]))
     schedule = PeerSchedule(**(columns | single_numbers(path, columns, _NUMBERS)))
     _check(path, schedule)
     return schedule

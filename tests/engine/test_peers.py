@@ -219,6 +219,7 @@ def schedule(corrupt: int | None = None) -> PeerSchedule:
         end=np.array(end),
         mixed_at=np.array(start),
         mass=WHOLE - 0.5,
+        unsent_mass=np.zeros(5),
         inbox_bounds=np.cumsum([0, *map(len, INBOX)]),
         source=np.array([s for s, _ in flat], np.int64),
         fragment=np.zeros(len(flat), np.int32),

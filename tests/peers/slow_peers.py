@@ -149,7 +149,7 @@ def plan_slowly(world, kind, aggregate_at="start", **options):  # noqa: PLR0915 
     online, pushing = is_online(scenario), Pushing(world, fragments)
     heap = []
     for index, event in enumerate(events):
-        event.inbox, event.mass, event.degree = [], 1.0, 0
+        event.inbox, event.mass, event.degree, event.unsent = [], 1.0, 0, 0.0
         heapq.heappush(heap, (event.mixed_at, MIX, index, index))
         if aggregate_at == "start":
             heapq.heappush(heap, (event.end, PUSH, index, index))
@@ -166,7 +166,8 @@ def plan_slowly(world, kind, aggregate_at="start", **options):  # noqa: PLR0915 
             graphs, drawn = world.topology.graphs, world.topology.drawn
             graph = graphs[event.turn % len(graphs)] if graphs else drawn(event.turn) if drawn else None
             parts = 1 + (world.topology.random if graph is None else int(graph.degrees[event.client]))
-        unsent[0] += (parts - 1 - len(sent)) * event.total / parts if kind == "push_sum" else 0.0
+        event.unsent = (parts - 1 - len(sent)) * event.total / parts if kind == "push_sum" else 0.0
+        unsent[0] += event.unsent
         event.mass = event.total / parts if kind == "push_sum" else 1.0
         nodes[event.client].mass = event.mass
         for fragment, receiver, arrival, corrupt in sent:
@@ -273,6 +274,7 @@ def columns(events, pushes):
         "end": [event.end for event in events],
         "mixed_at": [event.mixed_at for event in events],
         "mass": [event.mass for event in events],
+        "unsent_mass": [event.unsent for event in events],
         "inbox_bounds": np.cumsum([0] + [len(event.inbox) for event in events]),
         "source": [message.event for message, _ in inbox],
         "fragment": [message.fragment for message, _ in inbox],

@@ -77,7 +77,7 @@ def check_equal(settings, spec, kind, **options):
     plan = plan_peers(spec, local_steps=steps, message_bytes=4, **settings)
     for name, expected in slow.items():
         found = getattr(plan, name)
-        if name in ("mass", "sent_mass", "weight"):
+        if name in ("mass", "unsent_mass", "sent_mass", "weight"):
             np.testing.assert_allclose(found, expected, rtol=1e-12, err_msg=name)
         else:
             np.testing.assert_array_equal(found, expected, err_msg=name)
