@@ -163,9 +163,11 @@ def loss_and_hit(model: Model, labels: bool, params: Params, x: Array, y: Array)
     """``(loss, hit)`` of each example, [B] each; ``hit``: whether its predicted class is right, 0 or 1.
 
     For a sequence of labels, ``hit`` is the share of right ones. Without ``labels`` (targets are no classes) it is NaN.
+    Both have at least float32's digits: sums of ones in bfloat16 end at 256.
     """
     outputs = model.apply(params, x)
     loss = model.loss(outputs, y)
+    loss = loss if loss.dtype.itemsize >= 4 else loss.astype(jnp.float32)
     hit = hits(outputs, y) if labels else jnp.full(loss.shape, jnp.nan)
     return loss, hit.astype(loss.dtype)
 

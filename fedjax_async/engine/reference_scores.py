@@ -34,6 +34,7 @@ def scores_of_examples(model: Model, labels: bool) -> Wrapped:
     def scores(params: Params, x: Array, y: Array) -> tuple[Array, Array]:
         outputs = model.apply(params, x)
         loss = model.loss(outputs, y)
+        loss = loss if loss.dtype.itemsize >= 4 else loss.astype(jnp.float32)
         hit = hits(outputs, y) if labels else jnp.full(loss.shape, jnp.nan)
         return loss, hit.astype(loss.dtype)
 

@@ -22,13 +22,13 @@ from fedjax_async.config import prepare
 from fedjax_async.config.sweeping import plan_groups
 from fedjax_async.data import Federation, federate
 from fedjax_async.data.federated import client_rows
-from fedjax_async.engine import programs, run_reference, run_waves
+from fedjax_async.engine import programs, reference_scores, run_reference, run_waves
 from fedjax_async.engine.client_scores import client_columns
-from fedjax_async.engine.evaluation import owners, validation_part
+from fedjax_async.engine.evaluation import make_evaluate, owners, validation_part
 from fedjax_async.engine.measures import FINE_TUNING, Measures, Sample, over_clients, training_rows
 from fedjax_async.local import job_key, local_training, run_job
 from fedjax_async.models import METRICS, Metric
-from fedjax_async.types import ClientData, Info, Message, ServerAlgorithm
+from fedjax_async.types import ClientData, Info, Message, Model, ServerAlgorithm
 from tests.engine.problem import CLASSES, MODEL, case, changed, data, near, same
 
 pytestmark = pytest.mark.float64
@@ -145,6 +145,21 @@ def test_test_parts_may_lie_in_any_order_and_leave_rows_out():
     want = np.full(20, 2)
     want[who.test_order[12:15]], want[who.test_order[2:6]] = 0, 1
     np.testing.assert_array_equal(owners(who), want)
+
+
+def test_models_in_bfloat16_are_scored_in_float32():
+    """A client with 300 test rows: summed in bfloat16, they would count as 256."""
+    model = Model(None, lambda params, x, key=None: x * params["w"], lambda outputs, y: outputs[:, 0])
+    x = np.linspace(-1, 2, 320).reshape(-1, 1).astype(jnp.bfloat16)
+    y, owner = (x[:, 0] > 1).astype(np.int32), np.repeat([0, 1], [300, 20]).astype(np.int32)
+    params = {"w": jnp.ones((1, 1), jnp.bfloat16)}
+    found = make_evaluate(model, total=320, labels=True, num_clients=2)(params, x, y, jnp.asarray(owner))
+    oracle = reference_scores.Tests(model, x, y).whole(params, owner, 2)
+    for name, values in (("loss", x[:, 0].astype(np.float64)), ("accuracy", y == 0)):
+        want = [values[owner == who].mean() for who in (0, 1)]
+        for scores in (found, oracle):
+            np.testing.assert_allclose(scores[f"client_{name}"], want, rtol=1e-5)
+            np.testing.assert_allclose(scores[name], values.mean(), rtol=1e-5)
 
 
 # --- measures ---------------------------------------------------------------------------------------
