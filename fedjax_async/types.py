@@ -218,7 +218,7 @@ class ServerAlgorithm(NamedTuple):
     jobs of that version share the message. So it may read only ``request.version`` and what ``close`` changes (or what
     ``receive`` changes, where every arrival closes its step). A rule that sends more needs one, if only ``zeros(())``.
     ``sums``: whether it uses the uploads of a server step only through their sum ``sum_i w_i Delta_i``, with the
-    recorded weights ``w_i``, which do not depend on any upload. Secure aggregation and noise shared by a step need it.
+    recorded weights ``w_i > 0``, which depend on no upload. Secure aggregation and noise shared by a step need it.
     """
 
     init: Callable[..., tuple[State, State]]

@@ -196,7 +196,8 @@ def check_secure(s: Settings, server: Server, hyper: Mapping[str, float], schedu
         return
     why = f"privacy = {s.privacy}: the server sees sums only"
     sums = bound(server, hyper).sums
-    allowed = f"one that uses only the weighted sum of a step's uploads, as its rule's sums=True says ({why})"
+    uses = "one that uses only the weighted sum of a step's uploads, none of weight 0, as its rule's sums=True says"
+    allowed = f"{uses} ({why})"
     check.require(sums, "method", str(s.method), allowed)
     check.require(s.norm_limit is None, "norm_limit", s.norm_limit, f"left out ({why})")
     check.require(not probes, "probes", list(probes or ()), f"left out ({why})")

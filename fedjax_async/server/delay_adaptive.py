@@ -39,7 +39,7 @@ def scale_late(tolerated: Traced | None, late: str) -> Transform:
         factor = jnp.where(tau > limit, short, jnp.ones_like(tau))
         return scaled(direction, factor), state, factor
 
-    return Transform(init, update, sums=True)
+    return Transform(init, update, sums=late == "cut")
 
 
 @takes(guards=guard_rails)

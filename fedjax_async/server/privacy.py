@@ -117,8 +117,9 @@ def _require_noise(noise: Number) -> None:
 def secure(*, size: int = 10) -> Privacy:
     """Secure aggregation: the server sees nothing but sums of at least ``size`` uploads.
 
-    A run is refused if a part of it needs single uploads (rule, delay correction, norm limit, probe), or if a server
-    step may have fewer uploads.
+    A run is refused if a part of it needs single uploads (rule, delay correction, norm limit, probe), if it gives stale
+    uploads the weight 0 (``overstale_after``, ``late=drop``; the setting ``max_staleness`` drops them before they
+    count), or if a server step may have fewer uploads.
     """
     check.whole("size", size, low=2)
     return Privacy(least=size)

@@ -10,6 +10,7 @@ The file ends with the staleness weights ``s(tau)``: how much an update that is 
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -31,7 +32,8 @@ class Transform(NamedTuple):
     upload as it came, so no transform may precede it. ``steps``: optax transformations of the server's steps, which
     :func:`server.rule` applies after its optimizer. ``columns(state) -> {name: scalar}``, optional: columns that a run
     records after each arrival. ``sums``: whether the new direction is the weight times the old one plus a term
-    that does not depend on the old one, and the weight does not depend on any upload.
+    that does not depend on the old one, and the weight is never 0 and does not depend on any upload: a sum of several
+    uploads, some of weight 0, would be one of fewer.
     """
 
     init: Callable[..., State]
@@ -222,7 +224,7 @@ def scale_overstale(after: Traced, factor: Traced = 0.0) -> Transform:
         over = arrival.staleness.astype(real) > jnp.asarray(after, real)
         return jnp.where(over, jnp.asarray(factor, real), jnp.ones((), real))
 
-    return scale_by(weight)._replace(sums=True)
+    return scale_by(weight)._replace(sums=not (isinstance(factor, numbers.Real) and factor == 0))
 
 
 # --- staleness weights ------------------------------------------------------------------------

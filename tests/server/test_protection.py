@@ -8,7 +8,16 @@ import pytest
 from fedjax_async import simulate
 from fedjax_async.base import tree
 from fedjax_async.config.protection import multipliers
-from fedjax_async.server import ATTACKS, PRIVACY, SERVERS, asgd, attacked, differentially_private, fedbuff
+from fedjax_async.server import (
+    ATTACKS,
+    PRIVACY,
+    SERVERS,
+    asgd,
+    attacked,
+    delay_adaptive_asgd,
+    differentially_private,
+    fedbuff,
+)
 from fedjax_async.server.privacy import combined, noised
 from tests.refusals import refusals
 from tests.server.made_up import closing, flat, random_uploads, received, stacked, start_params
@@ -112,7 +121,9 @@ def test_private_leaves_are_neither_clipped_nor_noised():
 
 def test_which_rules_are_of_sums():
     assert {name for name, factory in SERVERS.items() if factory().sums} == SUMMING
-    assert not fedbuff(clip=1.0).sums and fedbuff(overstale_after=2.0).sums
+    assert not fedbuff(clip=1.0).sums and fedbuff(overstale_after=2.0, overstale=0.5).sums
+    # the server would see the sum of those that it does not reject
+    assert not fedbuff(overstale_after=2.0).sums and not delay_adaptive_asgd(late="drop").sums
 
 
 def test_the_noise_is_divided_between_uploads_and_count():
