@@ -271,6 +271,9 @@ def built(
     params, key = start_of(s, components.model, components.data)
     if s.slots != "full":
         full = params_dtype(s.compute)
+        others = sorted({str(leaf.dtype) for leaf in jax.tree.leaves(run.shapes)} - {full})
+        allowed = f"full: the model has parameters in {', '.join(others)}, not {full}"
+        check.require(not others, "slots", s.slots, allowed)
         server, client = StoringServer(components.rule, s.slots), RestoringClient(components.client, full)
         components = components._replace(rule=server, client=client)
         watched = {name: probe_restoring(probe, full) for name, probe in watched.items()}

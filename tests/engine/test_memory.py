@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from jax.ad_checkpoint import print_saved_residuals
 
-from fedjax_async import Settings
+from fedjax_async import Settings, named
 from fedjax_async.clock import Until, plan
 from fedjax_async.config import execute, prepare
 from fedjax_async.data import open_folder, write_folder
 from fedjax_async.engine import default_width, devices, programs, run_waves
 from fedjax_async.engine.devices import parse_size
-from fedjax_async.models import MODELS, rematerialised
-from fedjax_async.types import Request, Schedule
+from fedjax_async.models import MODELS, cross_entropy, rematerialised
+from fedjax_async.types import Model, Request, Schedule
 from tests.engine.problem import case, changed, close, data, stack_of
 
 BASE = Settings(dataset="synthetic", model="logistic", clients=20, method="fedbuff", delay="exponential",
@@ -75,6 +75,15 @@ def test_half_precision_slots_take_half_the_memory():
 def test_the_engine_with_half_precision_slots_equals_the_oracle():
     want = run(method="fedasync", slots="bfloat16", engine="reference")
     close(run(method="fedasync", slots="bfloat16", batching="loop").params, want.params, 1e-5)
+
+
+def test_half_precision_slots_are_for_models_in_full_precision():
+    def init(key):
+        return {"w": jnp.zeros((60, 10), jnp.bfloat16), "b": jnp.zeros((1, 10))}
+
+    half = Model(init, lambda params, x, key=None: x @ params["w"].astype(x.dtype) + params["b"], cross_entropy)
+    with pytest.raises(ValueError, match="slots = 'bfloat16': must be full: the model has parameters in bfloat16"):
+        prepare(dataclasses.replace(BASE, model=named("half", half), slots="bfloat16"))
 
 
 def test_rematerialisation_keeps_less_for_the_backward_pass(capsys):
