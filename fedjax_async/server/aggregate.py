@@ -19,7 +19,7 @@ class Aggregate(NamedTuple):
     ``init(params) -> accumulated``, empty, or ``init(params, facts)`` with the static facts of the run;
     ``add(accumulated, direction, share, arrival) -> accumulated``, where an arrival of ``share`` 0 does not count;
     ``close(accumulated) -> (direction, weight, accumulated)`` when the step closes. The direction is used only if
-    ``weight > 0``, and the new ``accumulated`` is empty.
+    ``weight > 0``, and the new ``accumulated`` is empty. Where params have half precision it may be in float32.
     ``sums``: whether the result depends on the directions of the arrivals only through ``sum share_i d_i``.
     """
 
@@ -42,10 +42,10 @@ def mean(*, divisor: Traced | None = None) -> Aggregate:
         check.positive("divisor", divisor)
 
     def init(params: Params) -> Sum:
-        return Sum(jax.tree.map(jnp.zeros_like, params), jnp.zeros((), jnp.result_type(float)))
+        return Sum(jax.tree.map(jnp.zeros_like, tree.wide(params)), jnp.zeros((), jnp.result_type(float)))
 
     def add(accumulated: Sum, direction: Params, share: Array, arrival: Arrival) -> Sum:
-        total = jax.tree.map(jnp.add, accumulated.total, scaled(direction, share))
+        total = jax.tree.map(jnp.add, accumulated.total, scaled(tree.wide(direction), share))
         return Sum(total, accumulated.weight + share)
 
     def close(accumulated: Sum) -> tuple[Params, Array, Sum]:

@@ -51,14 +51,15 @@ def area(*, guards: Transform) -> ServerAlgorithm:
     average = mean()
 
     def init(params: Params, facts: Facts = Facts()) -> tuple[AreaState, Params]:
-        zero = jax.tree.map(jnp.zeros_like, weights_of(params))
-        statistics = average.init(only_statistics(params))
-        return AreaState(params, zero, statistics, begun(guards, params, facts), facts.static), weights_of(params)
+        first = tree.wide(weights_of(params))
+        zero, statistics = jax.tree.map(jnp.zeros_like, first), average.init(only_statistics(params))
+        return AreaState(params, zero, statistics, begun(guards, params, facts), facts.static), first
 
     def receive(state: AreaState, memory: Params, arrival: Arrival) -> tuple[AreaState, Params, Info]:
         result = transformed(guards, state.guards, state.params, arrival)
         accepted, share = result.accepted, result.accepted.astype(result.arrival.weight.dtype)
-        model = jax.tree.map(jnp.add, weights_of(result.arrival.start), weights_of(result.direction))
+        parts = (tree.wide(weights_of(part)) for part in (result.arrival.start, result.direction))
+        model = jax.tree.map(jnp.add, *parts)
         residuals = jax.tree.map(lambda total, new, old: total + new - old, state.residuals, model, memory)
         new = state._replace(
             residuals=tree.where(accepted, residuals, state.residuals),
@@ -70,6 +71,7 @@ def area(*, guards: Transform) -> ServerAlgorithm:
     def close(state: AreaState, memory: Params) -> tuple[AreaState, Params]:
         statistics, came, emptied = average.close(state.statistics)
         change = with_statistics(scaled(state.residuals, 1.0 / state.facts.num_clients), statistics)
+        change = tree.cast_like(change, state.params)
         moved = tree.where(came > 0, jax.tree.map(jnp.add, state.params, change), state.params)
         zero = jax.tree.map(jnp.zeros_like, state.residuals)
         return state._replace(params=moved, residuals=zero, statistics=emptied), memory

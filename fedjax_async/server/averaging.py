@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_async.base import check
+from fedjax_async.base import check, tree
 from fedjax_async.base.factories import takes
 from fedjax_async.server.aggregate import Aggregate, Sum, mean
 from fedjax_async.server.rule import discount, guard_rails, rule
@@ -41,10 +41,10 @@ def normalised() -> Aggregate:
 
     def init(params: Params) -> Normalised:
         zero = jnp.zeros((), jnp.result_type(float))
-        return Normalised(jax.tree.map(jnp.zeros_like, params), zero, zero)
+        return Normalised(jax.tree.map(jnp.zeros_like, tree.wide(params)), zero, zero)
 
     def add(accumulated: Normalised, direction: Params, share: Array, arrival: Arrival) -> Normalised:
-        steps = jnp.asarray(arrival.local_steps).astype(share.dtype)
+        steps, direction = jnp.asarray(arrival.local_steps).astype(share.dtype), tree.wide(direction)
         part = with_statistics(weights_of(scaled(direction, share / steps)), scaled(direction, share))
         total = jax.tree.map(jnp.add, accumulated.total, part)
         return Normalised(total, accumulated.steps + share * steps, accumulated.weight + share)

@@ -106,7 +106,7 @@ def _calibrated(name: str, server_lr: Traced, beta: Traced | None, guards: Trans
     average = mean()
 
     def init(params: Params, facts: Facts = Facts()) -> tuple[Ca2flState, Cached]:
-        zero = jax.tree.map(jnp.zeros_like, params)
+        zero = jax.tree.map(jnp.zeros_like, tree.wide(params))
         first = jnp.zeros((), jnp.int32)
         limits = begun(guards, params, facts)
         state = Ca2flState(params, zero, zero, average.init(params), first, limits, facts.static)
@@ -114,7 +114,7 @@ def _calibrated(name: str, server_lr: Traced, beta: Traced | None, guards: Trans
 
     def receive(state: Ca2flState, memory: Cached, arrival: Arrival) -> tuple[Ca2flState, Cached, Info]:
         result = transformed(guards, state.guards, state.params, arrival)
-        delta, accepted = result.direction, result.accepted
+        delta, accepted = tree.wide(result.direction), result.accepted
         share = accepted.astype(result.arrival.weight.dtype)
         before = tree.where(memory.step == state.step, memory.before, memory.newest)
         difference = jax.tree.map(jnp.subtract, delta, stale(before))

@@ -73,14 +73,14 @@ def feddyn(*, alpha: Traced = 0.01, guards: Transform) -> ServerAlgorithm:
     transform, average = chain(towards_client(), guards), mean()
 
     def init(params: Params, facts: Facts = Facts()) -> tuple[FedDynState, State]:
-        zero = jax.tree.map(jnp.zeros_like, weights_of(params))
+        zero = jax.tree.map(jnp.zeros_like, tree.wide(weights_of(params)))
         limits = transform.init(params, facts)
         return FedDynState(params, zero, average.init(params), zero, limits, facts.static), ()
 
     def receive(state: FedDynState, memory: State, arrival: Arrival) -> tuple[FedDynState, State, Info]:
         result = transformed(transform, state.guards, state.params, arrival)
         share = result.accepted.astype(result.arrival.weight.dtype)
-        deltas = jax.tree.map(jnp.add, state.deltas, weights_of(arrival.upload))
+        deltas = jax.tree.map(jnp.add, state.deltas, tree.wide(weights_of(arrival.upload)))
         new = state._replace(
             accumulated=average.add(state.accumulated, result.direction, share, result.arrival),
             deltas=tree.where(result.accepted, deltas, state.deltas),
@@ -92,10 +92,10 @@ def feddyn(*, alpha: Traced = 0.01, guards: Transform) -> ServerAlgorithm:
         direction, weight, emptied = average.close(state.accumulated)
         rate = jnp.asarray(alpha, jnp.result_type(float))
         shift = jax.tree.map(jnp.subtract, state.shift, scaled(state.deltas, rate / state.facts.num_clients))
-        mean_model = jax.tree.map(jnp.add, state.params, direction)
+        mean_model = jax.tree.map(jnp.add, tree.wide(state.params), direction)
         params = jax.tree.map(jnp.subtract, weights_of(mean_model), scaled(shift, 1.0 / rate))
         no_deltas = jax.tree.map(jnp.zeros_like, state.deltas)
-        params = with_statistics(params, mean_model)
+        params = tree.cast_like(with_statistics(params, mean_model), state.params)
         new = state._replace(params=params, shift=shift, accumulated=emptied, deltas=no_deltas)
         return tree.where(weight > 0, new, state), memory
 

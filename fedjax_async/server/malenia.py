@@ -61,14 +61,14 @@ def malenia(*, server_lr: Traced = 1.0, guards: Transform) -> ServerAlgorithm:
     average = mean()
 
     def init(params: Params, facts: Facts = Facts()) -> tuple[MaleniaState, OwnMean]:
-        zero, none = jax.tree.map(jnp.zeros_like, weights_of(params)), jnp.zeros((), jnp.int32)
+        zero, none = jax.tree.map(jnp.zeros_like, tree.wide(weights_of(params))), jnp.zeros((), jnp.int32)
         statistics = average.init(only_statistics(params))
         state = MaleniaState(params, zero, none, none, statistics, begun(guards, params, facts))
         return state, OwnMean(zero, none, none - 1)
 
     def receive(state: MaleniaState, memory: OwnMean, arrival: Arrival) -> tuple[MaleniaState, OwnMean, Info]:
         result = transformed(guards, state.guards, state.params, arrival)
-        accepted, delta = result.accepted, weights_of(result.direction)
+        accepted, delta = result.accepted, tree.wide(weights_of(result.direction))
         share = accepted.astype(result.arrival.weight.dtype)
         again = memory.step == state.step
         before = tree.where(again, memory.mean, jax.tree.map(jnp.zeros_like, memory.mean))
@@ -88,7 +88,7 @@ def malenia(*, server_lr: Traced = 1.0, guards: Transform) -> ServerAlgorithm:
         clients = jnp.maximum(state.clients, 1).astype(jnp.result_type(float))
         change = with_statistics(scaled(scaled(state.total, 1.0 / clients), server_lr), statistics)
         stepped = state._replace(
-            params=jax.tree.map(jnp.add, state.params, change),
+            params=jax.tree.map(jnp.add, state.params, tree.cast_like(change, state.params)),
             total=jax.tree.map(jnp.zeros_like, state.total),
             clients=jnp.zeros_like(state.clients),
             step=state.step + 1,

@@ -87,7 +87,7 @@ def _last_deltas(name: str, server_lr: Traced, wait: bool, guards: Transform) ->
     average = mean()
 
     def init(params: Params, facts: Facts = Facts()) -> tuple[MifaState, Last]:
-        zero = jax.tree.map(jnp.zeros_like, weights_of(params))
+        zero = jax.tree.map(jnp.zeros_like, tree.wide(weights_of(params)))
         statistics = average.init(only_statistics(params))
         limits = begun(guards, params, facts)
         state = MifaState(params, zero, jnp.zeros((), jnp.int32), statistics, limits, facts.static)
@@ -95,7 +95,7 @@ def _last_deltas(name: str, server_lr: Traced, wait: bool, guards: Transform) ->
 
     def receive(state: MifaState, memory: Last, arrival: Arrival) -> tuple[MifaState, Last, Info]:
         result = transformed(guards, state.guards, state.params, arrival)
-        accepted, delta = result.accepted, weights_of(result.direction)
+        accepted, delta = result.accepted, tree.wide(weights_of(result.direction))
         share = accepted.astype(result.arrival.weight.dtype)
         change = scaled(jax.tree.map(jnp.subtract, delta, memory.delta), 1.0 / state.facts.num_clients)
         new = state._replace(
@@ -108,7 +108,7 @@ def _last_deltas(name: str, server_lr: Traced, wait: bool, guards: Transform) ->
 
     def close(state: MifaState, memory: Last) -> tuple[MifaState, Last]:
         statistics, count, emptied = average.close(state.statistics)
-        change = with_statistics(scaled(state.mean, server_lr), statistics)
+        change = tree.cast_like(with_statistics(scaled(state.mean, server_lr), statistics), state.params)
         heard = state.clients >= state.facts.num_clients if wait else count > 0
         moved = tree.where(jnp.logical_and(count > 0, heard), jax.tree.map(jnp.add, state.params, change), state.params)
         return state._replace(params=moved, statistics=emptied), memory

@@ -66,7 +66,8 @@ def quafl(*, size: int = 10, guards: Transform) -> ServerAlgorithm:
 
     def close(state: QuaflState, memory: Params) -> tuple[QuaflState, Params]:
         change, came, emptied = average.close(state.towards)
-        params = tree.where(came > 0, jax.tree.map(jnp.add, state.params, change), state.params)
+        moved = jax.tree.map(jnp.add, state.params, tree.cast_like(change, state.params))
+        params = tree.where(came > 0, moved, state.params)
         return state._replace(params=params, towards=emptied), memory
 
     def dispatch(state: QuaflState, memory: Params, request: Request) -> tuple[Message, Params]:

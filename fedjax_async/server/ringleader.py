@@ -107,7 +107,7 @@ def ringleader(*, server_lr: Traced = 1.0, guards: Transform) -> ServerAlgorithm
 
     def init(params: Params, facts: Facts = Facts()) -> tuple[RingleaderState, ClientTable]:
         none = jnp.zeros((), jnp.int32)
-        zero = MeanDelta(_zero(weights_of(params)), none)
+        zero = MeanDelta(_zero(tree.wide(weights_of(params))), none)
         table = ClientSum(zero.value, none)
         state = RingleaderState(
             params=params,
@@ -126,7 +126,7 @@ def ringleader(*, server_lr: Traced = 1.0, guards: Transform) -> ServerAlgorithm
         state: RingleaderState, memory: ClientTable, arrival: Arrival
     ) -> tuple[RingleaderState, ClientTable, Info]:
         result = transformed(guards, state.guards, state.params, arrival)
-        accepted, delta = result.accepted, weights_of(result.direction)
+        accepted, delta = result.accepted, tree.wide(weights_of(result.direction))
         share = accepted.astype(result.arrival.weight.dtype)
         row = _present(memory, state.cycle)
         late = (row.turn == state.cycle) & ~arrival.closes
@@ -147,7 +147,7 @@ def ringleader(*, server_lr: Traced = 1.0, guards: Transform) -> ServerAlgorithm
         statistics, came, emptied = average.close(state.statistics)
         clients = jnp.maximum(state.now.clients, 1).astype(jnp.result_type(float))
         step = with_statistics(scaled(scaled(state.now.total, 1.0 / clients), server_lr), statistics)
-        steps = state.accepted & (came > 0)
+        step, steps = tree.cast_like(step, state.params), state.accepted & (came > 0)
         params = tree.where(steps, jax.tree.map(jnp.add, state.params, step), state.params)
         turns = state.turns + (memory.turn != state.cycle).astype(jnp.int32)
         row = memory._replace(model=params, turn=state.cycle)

@@ -122,6 +122,7 @@ def rule(
 
     def close(state: RuleState, memory: State) -> tuple[RuleState, State]:
         direction, weight, emptied = aggregate.close(state.accumulated)
+        direction = tree.cast_like(direction, state.params)
         factor = None if rate is None else rate(state.oldest)
         params, optimizer_state = _moved(stepper, state, direction, factor)
         new = state._replace(

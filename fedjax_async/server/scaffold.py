@@ -71,19 +71,20 @@ def scaffold(*, server_lr: Traced = 1.0, guards: Transform) -> ServerAlgorithm:
     def init(params: Params, facts: Facts = Facts()) -> tuple[ScaffoldState, State]:
         zero = jax.tree.map(jnp.zeros_like, weights_of(params))
         state, memory = inner.init(params, facts)
-        return ScaffoldState(state, zero, zero, facts.static), memory
+        return ScaffoldState(state, zero, tree.wide(zero), facts.static), memory
 
     def receive(state: ScaffoldState, memory: State, arrival: Arrival) -> tuple[ScaffoldState, State, Info]:
         change: Change = arrival.upload
         after, memory, info = inner.receive(state.inner, memory, arrival._replace(upload=change.params))
-        added = jax.tree.map(jnp.add, state.accumulated, change.control)
+        added = jax.tree.map(jnp.add, state.accumulated, tree.wide(change.control))
         accumulated = tree.where(info.weight > 0, added, state.accumulated)
         return state._replace(inner=after, accumulated=accumulated), memory, info
 
     def close(state: ScaffoldState, memory: State) -> tuple[ScaffoldState, State]:
         after, memory = closed(inner, state.inner, memory)
-        control = jax.tree.map(jnp.add, state.control, scaled(state.accumulated, 1.0 / state.facts.num_clients))
-        emptied = jax.tree.map(jnp.zeros_like, control)
+        change = tree.cast_like(scaled(state.accumulated, 1.0 / state.facts.num_clients), state.control)
+        control = jax.tree.map(jnp.add, state.control, change)
+        emptied = jax.tree.map(jnp.zeros_like, state.accumulated)
         return state._replace(inner=after, control=control, accumulated=emptied), memory
 
     def dispatch(state: ScaffoldState, memory: State, request: Request) -> tuple[Message, State]:

@@ -166,7 +166,7 @@ def scaled(params: Params, factor: Any) -> Params:
 def stepped(params: Params, direction: Params, rate: Any) -> Params:
     """``params + rate * direction``; running statistics move by the direction itself."""
     change = with_statistics(scaled(weights_of(direction), rate), direction)
-    return jax.tree.map(jnp.add, params, change)
+    return jax.tree.map(jnp.add, params, tree.cast_like(change, params))
 
 
 # --- the transforms ---------------------------------------------------------------------------

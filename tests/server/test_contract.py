@@ -11,7 +11,8 @@ from fedjax_async import Settings
 from fedjax_async.base import factories, tree
 from fedjax_async.config import prepare
 from fedjax_async.server import SERVERS, STALENESS, closed, mean
-from fedjax_async.types import Facts, Request
+from fedjax_async.server.scaffold import Change
+from fedjax_async.types import Arrival, Facts, Request
 from tests.refusals import refusals
 from tests.server.made_up import CLIENTS, closing, random_uploads, received, stacked, start_params, uploading
 
@@ -84,6 +85,33 @@ def test_state_keeps_its_types_where_every_arrival_closes(name):
     before = jax.eval_shape(lambda: server.init(PARAMS, facts))
     after = jax.eval_shape(lambda given: closed(server, *server.receive(*given, arrival)[:2]), before)
     assert after == before
+
+
+SUMMING = ["fedbuff", "fednova", "asynfl", "ca2fl", "mifa", "area", "malenia", "feddyn", "quafl", "scaffold"]
+
+
+@pytest.mark.parametrize("name", SUMMING)
+def test_a_long_step_in_half_precision_is_as_long_as_in_full(name):
+    """A sum of 600 ones in bfloat16 is 256."""
+    count, server = 600, SERVERS[name]()
+    facts, client = Facts(count), jnp.arange(count, dtype=jnp.int32)
+
+    def sent(dtype):
+        start, ones = {"w": jnp.zeros(1, dtype)}, {"w": jnp.ones(1, dtype)}
+        upload = Change(ones, ones) if name == "scaffold" else ones
+        zero, real = jnp.int32(0), jnp.float32(1.0)
+        state, row = server.init(start, facts)
+
+        def one(state, client):
+            given = Arrival(upload, start, zero, real, client, real, client == count - 1, zero + 1)
+            return server.receive(state, row, given)[:2]
+
+        state, rows = jax.lax.scan(one, state, client)
+        message, _ = server.dispatch(*closed(server, state, tree.gather(rows, 0)), Request())
+        return jax.tree.leaves((server.params(state), message))
+
+    for half, full in zip(jax.jit(sent, static_argnums=0)(jnp.bfloat16), jax.jit(sent, static_argnums=0)(jnp.float32)):
+        np.testing.assert_allclose(np.asarray(half, np.float32), full, rtol=0.01)
 
 
 def traced_options(factory):
