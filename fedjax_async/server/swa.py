@@ -17,7 +17,7 @@ class AveragedState(NamedTuple):
     """Server state of :func:`averaged`."""
 
     inner: State  # of the wrapped rule
-    average: Params
+    average: Params  # in float32 where the params have half precision
     models: Array  # int32[], models in the average
     steps: Array  # int32[], server steps so far that changed the model
     changed: Array  # bool[], whether an arrival was accepted since the last step
@@ -60,7 +60,8 @@ def averaged(
         if overwrite is not None:
             with_params(rule, state, params)  # refuses a rule that computes its params before anything compiles
         total = jnp.asarray(facts.server_steps, jnp.int32)
-        return AveragedState(state, rule.params(state), jnp.int32(0), jnp.int32(0), jnp.bool_(False), total), memory
+        first, none = tree.wide(rule.params(state)), jnp.int32(0)
+        return AveragedState(state, first, none, none, jnp.bool_(False), total), memory
 
     def receive(state: AveragedState, memory: State, arrival: Arrival) -> tuple[AveragedState, State, Info]:
         inner, memory, info = rule.receive(state.inner, memory, arrival)
@@ -78,9 +79,10 @@ def averaged(
             # a model of weight 1 replaces the mean, which may be far from it
             return jnp.where(share == 1.0, x, mean + share.astype(mean.dtype) * (x - mean))
 
-        average = jax.tree.map(mixed, state.average, rule.params(inner))
+        now = rule.params(inner)
+        average = jax.tree.map(mixed, state.average, tree.wide(now))
         if overwrite is not None:
-            written = with_params(rule, inner, average)
+            written = with_params(rule, inner, tree.cast_like(average, now))
             inner = tree.where((models > 0) & (tau % overwrite == 0) & state.changed, written, inner)
         steps = tau + state.changed.astype(jnp.int32)
         return AveragedState(inner, average, models, steps, jnp.zeros_like(state.changed), total), memory
@@ -89,7 +91,8 @@ def averaged(
         return rule.dispatch(state.inner, memory, request)
 
     def params(state: AveragedState) -> Params:
-        return tree.where(state.models > 0, state.average, rule.params(state.inner))
+        now = rule.params(state.inner)
+        return tree.where(state.models > 0, tree.cast_like(state.average, now), now)
 
     return ServerAlgorithm(init, receive, dispatch, params, close, rule.sums)
 

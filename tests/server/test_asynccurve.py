@@ -26,7 +26,7 @@ from fedjax_async.server import (
 )
 from fedjax_async.server.steps import CONTROLS
 from fedjax_async.server.swa import with_params
-from fedjax_async.types import Facts, Message, Request
+from fedjax_async.types import Facts, Message, Request, ServerAlgorithm
 from tests.refusals import refusals
 from tests.server.made_up import (
     CLIENTS,
@@ -157,6 +157,20 @@ def test_outside_a_run_nothing_is_averaged():
     state, info = one(server, 0, np.ones(9), extra=(), upload=unflat(np.ones(9)))
     np.testing.assert_allclose(flat(server.params(state)), flat(start_params()) + 1.0, rtol=1e-6)
     assert info.weight == 1 and int(state.models) == 0
+
+
+def test_models_in_half_precision_are_averaged_in_full():
+    """Models from 1 to 2; in bfloat16 their running mean stays at 1: the n-th moves it by less than its digits."""
+    count = 600
+    server = averaged(ServerAlgorithm(lambda params: (params, ()), None, None, lambda params: params), start=0.0)
+
+    def one(state, i):
+        model = (1 + i.astype(jnp.float32) / count).astype(jnp.bfloat16)
+        return server.close(state._replace(inner=model, changed=jnp.bool_(True)), ())
+
+    state, _ = server.init(jnp.bfloat16(1.0), Facts(1, True, count, count))
+    state, _ = jax.lax.scan(one, state, jnp.arange(count, dtype=jnp.int32))
+    assert abs(float(server.params(state)) - 1.5) < 0.01
 
 
 def test_params_are_replaced_where_they_are_a_part_of_the_state():
