@@ -272,6 +272,14 @@ def optimize(
         return optax.apply_updates(params, updates), jax.tree.map(kept, after, state)
 
 
+def share_of(share: Number, total: Array) -> Array:
+    """``share * total``, float[]; if only rounding keeps it from a whole number, that one: 0.15 * 100 is 15.000001."""
+    real = jnp.result_type(float)
+    product = jnp.asarray(share, real) * total.astype(real)
+    whole = jnp.round(product)
+    return jnp.where(jnp.abs(product - whole) <= 3e-7 * product, whole, product)
+
+
 def num_bytes(params: Params) -> int:
     """Bytes of all leaves as stored: the size of one uncompressed message."""
     return sum(int(leaf.size) * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_async.base import check, factories, registry
+from fedjax_async.base import check, factories, registry, tree
 from fedjax_async.geometry.projection import GROUPINGS, groups
 from fedjax_async.geometry.vectors import inner, leaves, length, measure, rebuild
 from fedjax_async.types import Array, Facts, Number, Params, State, Traced
@@ -224,10 +224,8 @@ def share_passes(*shares: Traced) -> Switch:
         check.in_range("share", share, 0.0, 1.0)
 
     def switch(trend: Trend, updates: Array) -> Array:
-        real = trend.norm.dtype
-        total = updates.astype(real)
-        counts = (jnp.asarray(share, real) * total for share in shares)
-        return steps_pass(*(jnp.where(total > 0, count, jnp.inf) for count in counts))(trend)
+        counts = (tree.share_of(share, updates) for share in shares)
+        return steps_pass(*(jnp.where(updates > 0, count, jnp.inf) for count in counts))(trend)
 
     return switch
 

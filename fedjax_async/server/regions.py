@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_async.base import check
+from fedjax_async.base import check, tree
 from fedjax_async.geometry.vectors import joined
 from fedjax_async.server.rule import closed
 from fedjax_async.server.running_statistics import weights_of
@@ -167,7 +167,7 @@ def in_regions(rule: ServerAlgorithm, *, vertices: int, start: float, radius: Tr
     def close(state: RegionState, memory: State) -> tuple[RegionState, State]:
         inner, of_rule = closed(rule, state.inner, memory[0])
         steps, real = state.steps + 1, jnp.result_type(float)
-        late = steps.astype(real) >= start * state.total.astype(real)
+        late = steps.astype(real) >= tree.share_of(start, state.total)
         now = ~state.begun & late & (state.total > 0)
         centres = jax.lax.cond(
             now, lambda: placed(state.signals, state.seen, vertices).astype(real), lambda: state.centres

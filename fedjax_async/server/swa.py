@@ -70,7 +70,7 @@ def averaged(
     def close(state: AveragedState, memory: State) -> tuple[AveragedState, State]:
         inner, memory = closed(rule, state.inner, memory)
         real, tau, total = jnp.result_type(float), state.steps, state.total
-        late = tau.astype(real) >= jnp.asarray(start, real) * total.astype(real)
+        late = tau.astype(real) >= tree.share_of(start, total)
         counts = late & (total > 0) & (tau % every == 0) & state.changed
         models = state.models + counts.astype(jnp.int32)
         share = jnp.where(counts, 1.0 / jnp.maximum(models, 1).astype(real), 0.0)

@@ -199,6 +199,8 @@ def test_orthodyn_switches_by_the_step_or_by_any_function():
     of_run = orthodyn(switch=lambda trend, updates: trend.arrivals > updates - 1)
     assert phases_of(three, [1] * 4, Facts(updates=4)) == [0, 1, 2, 2] and phases_of(three, [1] * 4) == [0] * 4
     assert phases_of(of_run, [1] * 4, Facts(updates=4)) == [0, 0, 0, 1]
+    rounded = orthodyn(switch=share_passes(0.13))  # 0.13 x 900 is 116.99999 in float32
+    assert phases_of(rounded, [1] * 118, Facts(updates=900)) == [0] * 117 + [1]
 
 
 OF_TWO = r"^switch\(trend\) = {}: must be a whole number from 0 to 1"

@@ -173,6 +173,14 @@ def test_models_in_half_precision_are_averaged_in_full():
     assert abs(float(server.params(state)) - 1.5) < 0.01
 
 
+def test_the_average_begins_after_its_share_of_the_steps_whatever_its_rounding():
+    """0.15 x 100 is 15.000001 in float32."""
+    server = averaged(ServerAlgorithm(lambda params: (params, ()), None, None, lambda params: params), start=0.15)
+    state, _ = server.init(jnp.float32(1.0), Facts(1, True, 100, 100))
+    state, _ = jax.lax.scan(lambda s, _: server.close(s._replace(changed=jnp.bool_(True)), ()), state, length=100)
+    assert int(state.models) == 85
+
+
 def test_params_are_replaced_where_they_are_a_part_of_the_state():
     other = unflat(np.arange(9.0))
     for make in (asgd, orthofl, feddyn, asynccurve):
