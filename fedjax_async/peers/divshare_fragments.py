@@ -59,7 +59,7 @@ def divshare(stays: Stays, *, omega: float = 0.2, cut_seed: int = 0) -> PeerAlgo
     def add(inbox: Params, row: Params, message: Fragment, weight: Array) -> Params:
         def added(total: Array, own: Array, values: Array, table: np.ndarray) -> Array:
             where = jnp.asarray(table)[message.number]
-            gap = values - own.reshape(-1).at[where].get(mode="fill", fill_value=0)
+            gap = (values - own.reshape(-1).at[where].get(mode="fill", fill_value=0)).astype(total.dtype)
             return total.reshape(-1).at[where].add(weight.astype(total.dtype) * gap, mode="drop").reshape(total.shape)
 
         return jax.tree.map(added, inbox, tree.split(row, stays)[0], message.values, entries(row))

@@ -82,7 +82,7 @@ def tensor_fragments(stays: Stays, *, fragments: int = 10) -> PeerAlgorithm:
         taken = fragment_numbers(message.number, tensors, parts) == drawn
 
         def added(total: Array, own: Array, other: Array, take: Array) -> Array:
-            return jnp.where(take, total + (other - own), total)
+            return jnp.where(take, total + (other - own).astype(total.dtype), total)
 
         own = tree.split(row.params, stays)[0]
         chosen = jax.tree.unflatten(jax.tree.structure(own), list(taken))

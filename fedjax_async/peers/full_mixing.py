@@ -83,15 +83,15 @@ def _full_models(stays: Stays, step: Callable[[Params, Event], Params], early: b
 
 
 def no_change(params: Params, stays: Stays) -> Params:
-    """Zeros like the leaves that are mixed, ``None`` in place of the others."""
-    return jax.tree.map(jnp.zeros_like, tree.split(params, stays)[0])
+    """Zeros like the leaves that are mixed, ``None`` in place of the others; sums of half precision are in float32."""
+    return jax.tree.map(jnp.zeros_like, tree.wide(tree.split(params, stays)[0]))
 
 
 def change_towards(change: Params, params: Params, message: Params, weight: Array, stays: Stays) -> Params:
     """``change + weight (message - params)`` on the leaves that are mixed."""
 
     def added(total: Array, own: Array, other: Array) -> Array:
-        return total + weight.astype(total.dtype) * (other - own)
+        return total + weight.astype(total.dtype) * (other - own).astype(total.dtype)
 
     return jax.tree.map(added, change, tree.split(params, stays)[0], message)
 
@@ -100,6 +100,6 @@ def changed(params: Params, change: State) -> Params:
     """``params + change``; leaves that are ``None`` in ``change`` stay as they are."""
 
     def moved(step: Array | None, leaf: Array) -> Array:
-        return leaf if step is None else leaf + step
+        return leaf if step is None else leaf + step.astype(leaf.dtype)
 
     return jax.tree.map(moved, change, params, is_leaf=lambda leaf: leaf is None)

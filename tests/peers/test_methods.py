@@ -86,6 +86,26 @@ def test_full_models(peer, masses):
     assert np.abs(np.asarray(found.params["w"]) - w).max() > 0.1
 
 
+@pytest.mark.parametrize(
+    "peer",
+    [full_models(nothing_stays), divshare(nothing_stays, omega=1.0), tensor_fragments(nothing_stays, fragments=1)],
+)
+def test_a_long_inbox_is_mixed_as_far_in_half_precision_as_in_full(peer):
+    """599 messages of 1, of the weight 1/600 each; added in bfloat16, they would end at 0.5."""
+    event = Event(jax.random.key(0), jnp.float32(1.0))
+
+    def mixed(dtype):
+        row, sent = (peer.init({"w": jnp.full(3, value, dtype)}) for value in (0.0, 1.0))
+        message = jax.tree.map(lambda leaf: leaf[0], peer.push(sent, {"w": jnp.zeros(3, dtype)}, event)[1])
+        inbox = jax.lax.fori_loop(0, 599, lambda _, b: peer.add(b, row, message, jnp.float32(1 / 600)), peer.open(row))
+        return peer.params(peer.wake(row, inbox, event))["w"]
+
+    half, full = mixed(jnp.bfloat16), mixed(jnp.float32)
+    assert half.dtype == jnp.bfloat16
+    np.testing.assert_allclose(half.astype(jnp.float32), full, rtol=0.01)
+    np.testing.assert_allclose(full, 599 / 600, rtol=1e-4)
+
+
 # the released clustering puts centroids on entries: equal entries, such as pruned ones, are ties, decided by rounding
 @pytest.mark.slow_cases("released-40-1", "released-200-0")
 @pytest.mark.float64
