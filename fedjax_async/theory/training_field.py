@@ -27,6 +27,7 @@ from fedjax_async.config.prepared import WITH_SERVER, Experiment
 from fedjax_async.config.resolving import epochs_of
 from fedjax_async.engine.components import bound, facts_of
 from fedjax_async.local import job_key, local_steps
+from fedjax_async.local.feedback import Sending
 from fedjax_async.server import begun
 from fedjax_async.server.running_statistics import weights_of, with_statistics
 from fedjax_async.theory.vector_fields import Field, MeanCurl, estimate_mean_curl
@@ -81,6 +82,9 @@ def local_displacement(
         upload, _ = client.finish(work, sent, kept)
         found, wanted = (str(jax.tree.structure(each)) for each in (upload, sent.params))
         check.require(found == wanted, "upload", found, "a change of the message's params")
+        nodes = jax.tree.leaves(kept, is_leaf=lambda node: isinstance(node, Sending))
+        compressed = any(isinstance(node, Sending) for node in nodes)
+        check.require(not compressed, "upload", "compressed", "a change of the weights: prepare without compress")
         return jax.tree.map(jnp.negative, weights_of(upload))
 
     return field

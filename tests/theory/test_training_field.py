@@ -10,8 +10,9 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 from fedjax_async import Settings, simulate
+from fedjax_async.compress import sign
 from fedjax_async.config import prepare
-from fedjax_async.local import batch, curve_training, job_key, local_training, run_job
+from fedjax_async.local import batch, curve_training, feedback, job_key, local_training, run_job
 from fedjax_async.local.batches import seed_of
 from fedjax_async.models import MODELS, NEED_WEIGHTS, OF_TEXT, decoded, make
 from fedjax_async.theory import curl_probe, local_displacement, training_curl
@@ -167,9 +168,11 @@ def test_every_model_can_be_differentiated_in_both_directions(name):
 
 def test_uploads_that_are_no_change_of_the_weights_are_refused():
     params, own = MODEL.init(jax.random.key(1)), part(data(), 0)
-    client = curve_training(MODEL, optimizer=optax.adam(0.1), batch_size=4, warm="off")
-    with pytest.raises(ValueError, match=r"upload = .* a change of the message's params"):
-        jax.eval_shape(local_displacement(client, jax.random.key(0), Message(params), own, 2), params)
+    curve = curve_training(MODEL, optimizer=optax.adam(0.1), batch_size=4, warm="off")
+    signs = feedback(local_training(MODEL, optimizer=optax.sgd(0.1), batch_size=4), sign())  # constants: no derivative
+    for client, message in ((curve, "upload = .* a change of the message's params"), (signs, "'compressed'")):
+        with pytest.raises(ValueError, match=message):
+            jax.eval_shape(local_displacement(client, jax.random.key(0), Message(params), own, 2), params)
 
 
 OUT_OF_RANGE = [
