@@ -44,6 +44,7 @@ from fedjax_async.types import (
     State,
 )
 
+_DIRECTIONS = 0xD12  # folded into the key of an arrival; server rules fold other numbers into it
 Curl = Callable[[State, State, Arrival, DataParts], dict[str, Array]]
 
 
@@ -145,7 +146,7 @@ def curl_probe(
     Columns: ``server`` and ``server_error``, the relative antisymmetry of the server field and its standard error;
     ``clients``, the mean over the clients of their relative antisymmetry. The field is the same all along a run: its
     minibatches are those of the jobs with this ``number``, so the values change with the model only. Directions are new
-    at each arrival. The other content of a message (``extra``) is taken from the arrival.
+    at each arrival, also of clients that arrive at once. The other content of a message (``extra``) is the arrival's.
 
     Args: ``experiment`` is ``config.prepare`` of the settings of the run; the others as in :func:`training_curl`.
     """
@@ -155,7 +156,7 @@ def curl_probe(
 
     def probe(state: State, memory: State, arrival: Arrival, parts: DataParts) -> dict[str, Array]:
         message = Message(rule.params(state), arrival.extra, jnp.int32(0))
-        key = jax.random.fold_in(experiment.key, jax.lax.bitcast_convert_type(jnp.float32(arrival.time), jnp.uint32))
+        key = jax.random.fold_in(arrival.key, _DIRECTIONS)
         found = jobs.curl(key, message, (parts.train.x, parts.train.y, parts.train.order), pairs)
         return {
             "server": found.mean.value,

@@ -134,6 +134,13 @@ def test_the_probe_measures_the_field_of_the_run_at_the_servers_model():
     assert seen["server"][0] != seen["server"][-1] and not seen["server_error"].any()
 
 
+def test_the_probe_draws_new_directions_for_clients_that_arrive_at_the_same_time():
+    given, setting = {"data": data(), "model": MODEL}, SETTING | {"server_steps": 1, "steps": 2, "delay": "constant"}
+    probe = curl_probe(prepare(Settings(**setting), **given), clients=[2], pairs=2)
+    seen = simulate(**given, **setting, probes={"curl": probe}).probes["curl"]
+    assert len(set(seen["time"])) == 1 and len(set(seen["server"])) == len(SIZES)
+
+
 def shapes(name):
     """Trace the estimate for a model of the registry, with derivatives in both directions; nothing is computed."""
     small = name in ("logistic", "linear", "mlp", "lenet5")
