@@ -31,6 +31,7 @@ from fedjax_async.local.warm import READINGS, require_adam, warmed
 from fedjax_async.types import Array, ClientAlgorithm, ClientData, Key, Message, Model, Params, State, Traced, Tree
 
 _CONTROL = 2**31 + 1  # folded into the job's key: minibatches and positions of the control point's steps
+_DROPOUT = 2**31  # folded into the control point's key: what the model draws at its steps, so that it differs from s
 ORDERS = ("alternate", "after")
 
 
@@ -218,7 +219,8 @@ def _half_step(parts: _Parts, work: Work, phase: Phase, start: Array, message: M
 
     chord = _when(phase.anew, of_now, work.chord)
     # one gradient for both, so that jobs in different phases batch; a single job skips the rest by conditionals
-    which = (*tree.where(phase.end, *zip(work.seeds, work.keys, strict=True)), phase.number)
+    drawing = work.keys[0], jax.random.fold_in(work.keys[1], _DROPOUT)
+    which = (*tree.where(phase.end, *zip(work.seeds, drawing, strict=True)), phase.number)
     gradient_at = batch_gradient(model, work.params, data, which, parts.batch_size)
     gradient, moved = gradient_at(parted(jax.lax.cond(phase.end, lambda: old, on_curve), weights))
 

@@ -125,6 +125,23 @@ def test_a_job_is_algorithm_2(steps, how):
         assert np.abs(theirs).max() > 0.02
 
 
+def test_the_position_on_the_curve_is_no_draw_of_the_model():
+    """A model may draw from its key directly. From a start of zero, the first entry at s is s times that of the end."""
+    seen = []
+
+    def apply(params, x, key):
+        jax.debug.callback(lambda *each: seen.append(each), jax.random.uniform(key), params["w"][0, 0])
+        return MODEL.apply(params, x)
+
+    options = {"batch_size": BATCH, "warm": "off", "control_lr": 1e-9}
+    client = curve_training(MODEL._replace(apply=apply), optimizer=optax.sgd(LR), **options)
+    start = Message(jax.tree.map(jnp.zeros_like, start_params()))
+    upload, _ = run_job(client, KEY, start, (), client_data(), 2)
+    jax.effects_barrier()
+    drawn, at = np.array(seen[2:], float).T
+    assert len(drawn) == 2 and not np.isclose(drawn, at / float(upload.params["w"][0, 0]), atol=1e-3).any()
+
+
 alternate, share, after = map(jax.jit, (_alternate, _share, _after))
 
 
