@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from fedjax_async.base import check
@@ -162,6 +163,6 @@ def shares_of_masses(least: Quantity, most: Quantity, clients: Quantity) -> tupl
     """
     check_each(check.positive, "least", least)
     check_each(check.positive, "clients", clients)
-    known = all(isinstance(each, (int, float, np.ndarray, np.generic)) for each in (least, most))
+    known = not any(isinstance(each, jax.core.Tracer) for each in (least, most))
     check.require(not known or bool(np.all(most >= least)), "most", most, f"a number >= {least}")
     return least / (clients * most), most / (clients * least)

@@ -27,7 +27,6 @@ Non-Convex Optimization" (2025), eqs. 11 to 18.
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -110,9 +109,9 @@ def numbers_of(value: Quantity) -> list[tuple[str, Quantity]]:
 
 def require_admissible(field: str, value: Quantity, largest: Quantity, of: str) -> None:
     """Raise ``ValueError`` with the largest admissible value if ``value``, or an entry of an array, is above it."""
-    if all(isinstance(each, (numbers.Real, np.ndarray, np.generic)) for each in (value, largest)):
-        values, most = np.broadcast_arrays(value, largest)
-        above = values > most
+    if not any(isinstance(each, jax.core.Tracer) for each in (value, largest)):
+        values, most = np.broadcast_arrays(np.asarray(value), np.asarray(largest))
+        above = values > (most.astype(values.dtype) if values.dtype.kind == "f" else most)  # as rounded as ``value``
         if above.any():
             allowed = f"at most {most[above][0]:.6g}, the largest that {of} admits"
             check.require(False, field, float(values[above][0]), allowed)

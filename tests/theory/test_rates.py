@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
@@ -106,11 +107,12 @@ def test_bounds_refuse_learning_rates_that_their_theorems_do_not_admit(bound, la
     c = HERE._replace(gamma=0.97)
     most = float(largest(c))
     assert bound(c._replace(lr=most)).total > 0
-    for lr in (1.01 * most, np.array([0.5, 1.01]) * most):
+    assert bound(c._replace(lr=jnp.float32(most))).total > 0
+    for lr in (1.01 * most, np.array([0.5, 1.01]) * most, jnp.array([0.5, 1.01]) * most):
         with pytest.raises(ValueError, match=f"^lr = .*: must be at most {most:.6g}, the largest that Theorem"):
             bound(c._replace(lr=lr))
         each = [bound(c._replace(lr=float(one)), beyond=True).total for one in np.ravel(lr)]
-        np.testing.assert_allclose(np.ravel(bound(c._replace(lr=lr), beyond=True).total), each)
+        np.testing.assert_allclose(np.ravel(bound(c._replace(lr=lr), beyond=True).total), each, rtol=1e-6)
 
 
 def test_theorem_2_refuses_strong_compression():
