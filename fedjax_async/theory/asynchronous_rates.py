@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_async.base import check
-from fedjax_async.theory.rates import Bound, Quantity, check_each, require_admissible
+from fedjax_async.theory.rates import Bound, Quantity, as_reals, check_each, require_admissible
 
 
 class BufferedConstants(NamedTuple):
@@ -50,7 +50,7 @@ def fedbuff_bound(constants: BufferedConstants, *, beyond: bool = False) -> Boun
 
     Raises: ``ValueError`` with the first constant that is out of range, or with eta_l and its largest admissible value.
     """
-    c = constants
+    c = as_reals(constants)
     for name in ("server_steps", "local_steps", "lr", "server_lr", "smoothness"):
         check_each(check.positive, name, getattr(c, name))
     for name in ("gap", "variance", "heterogeneity", "squared_gradient", "staleness"):
@@ -65,7 +65,7 @@ def fedbuff_bound(constants: BufferedConstants, *, beyond: bool = False) -> Boun
 
 def largest_lr_fedbuff(constants: BufferedConstants) -> Quantity:
     """Largest eta_l that Theorem 1 admits: ``1 / (L eta_g Q)``; the field ``lr`` is not used."""
-    c = constants
+    c = as_reals(constants)
     for name in ("server_lr", "smoothness", "local_steps"):
         check_each(check.positive, name, getattr(c, name))
     return 1 / (c.smoothness * c.server_lr * c.local_steps)

@@ -42,7 +42,7 @@ import jax
 import numpy as np
 
 from fedjax_async.base import check
-from fedjax_async.theory.rates import Quantity, check_each, numbers_of, require_admissible
+from fedjax_async.theory.rates import Quantity, as_reals, check_each, numbers_of, require_admissible
 
 
 class ManifoldConstants(NamedTuple):
@@ -108,7 +108,7 @@ def _checked(c: ManifoldConstants) -> ManifoldConstants:
         if not any(isinstance(each, jax.core.Tracer) for each in pair):
             ordered = bool(np.all(np.asarray(pair[0]) <= np.asarray(pair[1])))
             check.require(ordered, low, pair[0], f"at most {high}, {check.shown(pair[1])}")
-    return c
+    return as_reals(c)
 
 
 def quality_term(c: ManifoldConstants) -> Quantity:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from fedjax_async.base import check
-from fedjax_async.theory.rates import Quantity, check_each
+from fedjax_async.theory.rates import Quantity, as_reals, check_each
 
 
 class Setting(NamedTuple):
@@ -126,4 +126,5 @@ def compare(setting: Setting) -> dict[str, Quantity]:
         check_each(check.positive, field, getattr(setting, field))
     for field in ("variance", "heterogeneity", "squared_gradient", "tau_max", "tau_avgm", "tau_c"):
         check_each(check.non_negative, field, getattr(setting, field))
-    return {name: row.rate(setting) for name, row in TABLE_2.items()}
+    reals = as_reals(setting)
+    return {name: row.rate(reals) for name, row in TABLE_2.items()}

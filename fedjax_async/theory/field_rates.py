@@ -37,7 +37,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fedjax_async.base import check
-from fedjax_async.theory.rates import Quantity, check_each
+from fedjax_async.theory.rates import Quantity, as_reals, check_each
 
 
 class Spectrum(NamedTuple):
@@ -121,7 +121,7 @@ def fedavg_distance_bound(alpha: float, beta: float, k: int, t: Quantity, distan
       t: rounds >= 0, a number or an array.
       distance: ``||x_0 - x_s*||`` to the fixed point, not to the minimiser of the mean loss.
     """
-    _check_rounds(t, 0, distance)
+    t, distance = _rounds(t, 0, distance)
     return _contraction(alpha, beta, k) ** t * distance
 
 
@@ -136,7 +136,7 @@ def fedavg_gap_bound(t: Quantity, distance: Quantity) -> Quantity:
       t: rounds >= 1, a number or an array.
       distance: ``||x_0 - x_s*||``.
     """
-    _check_rounds(t, 1, distance)
+    t, distance = _rounds(t, 1, distance)
     return distance**2 / (2 * t)
 
 
@@ -149,7 +149,7 @@ def fedavg_sharp_gap_bound(t: Quantity, distance: Quantity) -> Quantity:
 
     Args: as in :func:`fedavg_gap_bound`.
     """
-    _check_rounds(t, 0, distance)
+    t, distance = _rounds(t, 0, distance)
     return distance**2 / (4 * t + 2)
 
 
@@ -175,7 +175,7 @@ def fedavg_quadratic_gap_bound(t: Quantity, distance: Quantity) -> Quantity:
 
     Args: as in :func:`fedavg_gap_bound`.
     """
-    _check_rounds(t, 1, distance)
+    t, distance = _rounds(t, 1, distance)
     return (2 * t / (2 * t + 1)) ** (2 * t) * fedavg_sharp_gap_bound(t, distance)
 
 
@@ -200,7 +200,7 @@ def fedavgm_distance_bound(alpha: float, beta: float, k: int, t: Quantity, dista
 
     Args: as in :func:`fedavg_distance_bound`.
     """
-    _check_rounds(t, 0, distance)
+    t, distance = _rounds(t, 0, distance)
     rate = fedavgm_parameters(alpha, beta, k).rate
     return (1 + (1 + rate) * t) * rate**t * distance
 
@@ -217,6 +217,8 @@ def _check_convexity(alpha: float, beta: float) -> None:
     check.in_range("beta", beta, alpha, float("inf"))
 
 
-def _check_rounds(t: Quantity, fewest: int, distance: Quantity) -> None:
+def _rounds(t: Quantity, fewest: int, distance: Quantity) -> tuple[Quantity, Quantity]:
+    """Both, see :func:`as_reals`."""
     check_each(check.in_range, "t", t, fewest, float("inf"))
     check_each(check.non_negative, "distance", distance)
+    return as_reals((t, distance))

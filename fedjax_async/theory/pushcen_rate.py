@@ -31,7 +31,7 @@ import jax
 import numpy as np
 
 from fedjax_async.base import check
-from fedjax_async.theory.rates import Quantity, check_each, larger, require_admissible
+from fedjax_async.theory.rates import Quantity, as_reals, check_each, larger, require_admissible
 
 
 class PushCenConstants(NamedTuple):
@@ -84,7 +84,7 @@ def _checked(c: PushCenConstants) -> PushCenConstants:
     for name in ("share", "largest_share", "sent"):
         check_each(check.in_range, name, getattr(c, name), 0, 1)
     check_each(check.below_one, "contraction", c.contraction)
-    return c
+    return as_reals(c)
 
 
 def local_drift(c: PushCenConstants) -> Quantity:

@@ -35,6 +35,7 @@ import numpy as np
 
 from fedjax_async.base import check
 from fedjax_async.clock import DelayStatistics
+from fedjax_async.types import Tree
 
 Quantity = float | np.ndarray[Any, np.dtype[np.float64]]  # one number, or several that broadcast
 
@@ -78,7 +79,7 @@ def constant_delays(server_steps: int, delay: float = 1.0) -> DelayStatistics:
 
 
 def checked(c: Constants) -> Constants:
-    """``c`` itself. Raises ``ValueError`` with the first field, or entry of an array, that is out of range."""
+    """``c``, see :func:`as_reals`. Raises ``ValueError`` with the first field or entry that is out of range."""
     for field in ("gap", "variance", "heterogeneity"):
         check_each(check.non_negative, field, getattr(c, field))
     for field in ("smoothness", "lr", "server_lr", "gamma"):
@@ -89,7 +90,17 @@ def checked(c: Constants) -> Constants:
     check_each(check.positive, "delays.server_steps", c.delays.server_steps)
     for field in ("tau_max", "tau_avg0"):  # of delays counted from 0, the mean is often the only one below 1
         check_each(check.in_range, f"delays.{field} (fresh=1)", getattr(c.delays, field), 1, float("inf"))
-    return c
+    return as_reals(c._replace(clients=int(c.clients), local_steps=int(c.local_steps)))
+
+
+def as_reals(quantities: Tree) -> Tree:
+    """Quantities with whole numbers of NumPy and JAX as floats: products of int32, as in tables of runs, overflow."""
+
+    def real(value: Any) -> Any:
+        is_array = isinstance(value, (np.ndarray, np.generic, jax.Array))
+        return value.astype(float) if is_array and value.dtype.kind in "iu" else value
+
+    return jax.tree.map(real, quantities)
 
 
 def check_each(test: Callable[..., None], field: str, value: Quantity, *limits: float) -> None:

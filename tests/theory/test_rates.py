@@ -25,6 +25,7 @@ from fedjax_async.theory import (
     corollary_3,
     corollary_4,
     fast_lrs,
+    fedavg_gap_bound,
     largest_lr_asynfl,
     largest_lr_asynflc,
     largest_lr_asynflc_ef,
@@ -278,6 +279,18 @@ def test_table_2():
         assert curve.shape == (7,) and (np.diff(curve) < 0).all()
     with pytest.raises(ValueError, match="server_steps = 0"):
         compare(s._replace(server_steps=0))
+
+
+def test_whole_numbers_of_32_bits_do_not_overflow():
+    """Columns of a run's tables are such numbers."""
+    s = Setting(10**6, 5000, 100, 10, 1.0, 1.0, 1.0, 10**5, 8, 10)
+    few_bits = Setting(*(np.int32(each) if isinstance(each, int) else each for each in s))
+    assert compare(few_bits) == pytest.approx(compare(s))
+    c = HERE._replace(local_steps=5000, clients=1000, lr=1e-9, delays=constant_delays(10**6, 4))
+    narrow = c._replace(local_steps=np.int32(5000), clients=np.int32(1000), delays=constant_delays(np.int32(10**6), 4))
+    for function in (asynfl_bound, corollary_1, corollary_4):
+        np.testing.assert_allclose(function(narrow), function(c))
+    assert fedavg_gap_bound(np.int32(3), np.int32(10**5)) == pytest.approx(1e10 / 6)
 
 
 def test_table_2_assumptions():
