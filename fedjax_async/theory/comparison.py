@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from fedjax_async.base import check
-from fedjax_async.theory.rates import Quantity, as_reals, check_each
+from fedjax_async.theory.rates import Quantity, as_reals, check_each, require_admissible
 
 
 class Setting(NamedTuple):
@@ -126,5 +126,6 @@ def compare(setting: Setting) -> dict[str, Quantity]:
         check_each(check.positive, field, getattr(setting, field))
     for field in ("variance", "heterogeneity", "squared_gradient", "tau_max", "tau_avgm", "tau_c"):
         check_each(check.non_negative, field, getattr(setting, field))
+    require_admissible("participants", setting.participants, setting.clients, "the number of clients")
     reals = as_reals(setting)
     return {name: row.rate(reals) for name, row in TABLE_2.items()}

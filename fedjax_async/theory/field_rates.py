@@ -214,11 +214,13 @@ def _contraction(alpha: float, beta: float, k: int) -> float:
 
 def _check_convexity(alpha: float, beta: float) -> None:
     check.positive("alpha", alpha)
+    check.positive("beta", beta)
     check.in_range("beta", beta, alpha, float("inf"))
 
 
 def _rounds(t: Quantity, fewest: int, distance: Quantity) -> tuple[Quantity, Quantity]:
     """Both, see :func:`as_reals`."""
+    check_each(check.non_negative, "t", t)
     check_each(check.in_range, "t", t, fewest, float("inf"))
     check_each(check.non_negative, "distance", distance)
     return as_reals((t, distance))

@@ -1,7 +1,8 @@
 """Corollaries 1 to 4 and Lemma 1: the terms inside the O of each, with every hidden constant 1 and L = 1.
 
 They hold for the learning rates ``slow_lrs`` (Corollaries 1 and 4, Lemma 1) and ``fast_lrs`` (2 and 3), if T is so
-large that these meet the conditions of the theorems. They use the gap, variance, heterogeneity, clients, local_steps,
+large that these meet the conditions of the theorems. Corollaries 2 and 3 refuse gamma below
+``smallest_gamma_asynflc``. They use the gap, variance, heterogeneity, clients, local_steps,
 delays and gamma of ``Constants``. Arrays broadcast. ``rates`` gives the source and the errors in print.
 """
 
@@ -11,7 +12,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_async.theory.rates import Bound, Constants, Quantity, checked, compression_factor, larger
+from fedjax_async.theory.rates import (
+    Bound,
+    Constants,
+    Quantity,
+    checked,
+    compression_factor,
+    larger,
+    require_weak_compression,
+)
 
 
 class LearningRates(NamedTuple):
@@ -63,6 +72,7 @@ def corollary_2(constants: Constants) -> Bound:
 def corollary_3(constants: Constants) -> Bound:
     """AsynFLC, eq. 15: Corollary 2 and ``tau_max^2 sigma_g^2 (T^(-2/3) + 1)``, which does not vanish for large T."""
     c = checked(constants)
+    require_weak_compression(c)
     top, fast = c.delays.tau_max, c.delays.server_steps ** (-2 / 3)
     common = top * fast / c.local_steps
     return Bound(common * c.gap, common * c.variance, top**2 * (fast + 1) * c.heterogeneity)

@@ -84,6 +84,7 @@ def _checked(c: PushCenConstants) -> PushCenConstants:
     for name in ("share", "largest_share", "sent"):
         check_each(check.in_range, name, getattr(c, name), 0, 1)
     check_each(check.below_one, "contraction", c.contraction)
+    require_admissible("share", c.share, c.largest_share, "the field largest_share")
     return as_reals(c)
 
 

@@ -160,8 +160,7 @@ def asynflc_bound(constants: Constants, *, beyond: bool = False) -> Bound:
     c = checked(constants)
     if not beyond:
         require_admissible("lr", c.lr, largest_lr_asynflc(c), "Theorem 2")
-        least = smallest_gamma_asynflc(c.delays.tau_max)
-        require_admissible("1 - gamma", 1 - c.gamma, 1 - least, "Theorem 2 (gamma from smallest_gamma_asynflc)")
+        require_weak_compression(c)
     steps, top, mean = c.local_steps, c.delays.tau_max, larger(c.delays.tau_avg0, c.delays.tau_avg1)
     move = c.lr**2 * steps * c.smoothness**2
     square = move * steps  # (eta K L)^2
@@ -214,6 +213,12 @@ def smallest_gamma_asynflc(tau_max: Quantity) -> Quantity:
     """
     check_each(check.non_negative, "tau_max", tau_max)
     return 1 - 1 / (2 * (tau_max + 1))
+
+
+def require_weak_compression(c: Constants) -> None:
+    """Raise ``ValueError`` for gamma below :func:`smallest_gamma_asynflc`."""
+    least = smallest_gamma_asynflc(c.delays.tau_max)
+    require_admissible("1 - gamma", 1 - c.gamma, 1 - least, "Theorem 2 (gamma from smallest_gamma_asynflc)")
 
 
 def largest_lr_asynflc_ef(constants: Constants) -> Quantity:

@@ -340,6 +340,8 @@ def test_erratum_theorem_14_fails_for_losses_that_are_not_quadratic():
 test_bad_input = refusals(
     (lambda: fedavg_client_lr(0, 1), "^alpha = "),
     (lambda: fedavg_client_lr(2, 1), "^beta = "),
+    (lambda: fedavg_client_lr(1, np.inf), "^beta = inf"),
+    (lambda: fedavg_quadratic_gap_bound(np.inf, 1.0), "^t = inf"),
     (lambda: fedavg_distance_bound(1, 2, 0, 1, 1.0), "^k = "),
     (lambda: fedavg_distance_bound(1, 2, 1, -1, 1.0), "^t = "),
     (lambda: fedavg_gap_bound(0, 1.0), "^t = "),

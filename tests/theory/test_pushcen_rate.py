@@ -226,6 +226,7 @@ test_constants_out_of_range_are_refused = refusals(
     (lambda: pushcen_bound(SOME._replace(error=-1.0)), "error = -1.0: must be a finite number >= 0"),
     (lambda: pushcen_bound(SOME._replace(of_error=float("nan"))), "of_error = nan"),
     (lambda: pushcen_bound(SOME, distance=-1), "distance = -1"),
+    (lambda: pushcen_bound(SOME._replace(share=0.7)), r"share = 0\.7: must be at most 0\.6"),
     (lambda: shares_of_masses(2, 1, 5), "most = 1: must be a number >= 2"),
     (lambda: shares_of_masses(jnp.float32(2), jnp.float32(1), 5), "most = "),
     (lambda: pushcen_bound(SOME._replace(share=np.array([0.5, 1.5]))), r"^share\[1\] = 1\.5: must be between 0 and 1"),

@@ -121,6 +121,10 @@ def test_theorem_2_refuses_strong_compression():
     assert asynflc_bound(weakest).total > 0
     with pytest.raises(ValueError, match=r"^1 - gamma = 0\.7: must be at most 0\.05"):
         asynflc_bound(weakest._replace(gamma=0.3))
+    assert corollary_3(weakest).total > 0
+    for order, c in ((corollary_2, weakest._replace(heterogeneity=0.0)), (corollary_3, weakest)):
+        with pytest.raises(ValueError, match=r"^1 - gamma = 0\.7: must be at most 0\.05"):
+            order(c._replace(gamma=0.3))
 
 
 def test_reading_of_the_broken_radical():
@@ -215,8 +219,9 @@ def test_orders_equal_the_printed_formulas():
         residual_order: lost * (top * s2 / (K * T) + top**2 * sg2 / T),
     }
     for order, expected in by_hand.items():
-        np.testing.assert_allclose(order(HERE).total, expected, rtol=1e-12)
-    iid = HERE._replace(heterogeneity=0.0)
+        here = HERE._replace(gamma=1.0) if order is corollary_3 else HERE
+        np.testing.assert_allclose(order(here).total, expected, rtol=1e-12)
+    iid = HERE._replace(heterogeneity=0.0, gamma=1.0)
     np.testing.assert_allclose(corollary_2(iid).total, top * (gap + s2) / (K * T ** (2 / 3)), rtol=1e-12)
     with pytest.raises(ValueError, match=r"^heterogeneity = 0\.4: must be 0"):
         corollary_2(HERE)
@@ -244,7 +249,8 @@ def test_corollaries_1_and_3_follow_from_the_bounds():
     for c in grid(slow_lrs, largest_lr_asynfl, 2):
         assert (np.array(asynfl_bound(c)) <= 1000 * np.array(corollary_1(c))).all()
     for c in grid(fast_lrs, largest_lr_asynflc, 3):
-        assert (np.array(asynflc_bound(c, beyond=True)) <= 1000 * np.array(corollary_3(c))).all()  # any gamma
+        order = corollary_3(c._replace(gamma=1.0))
+        assert (np.array(asynflc_bound(c, beyond=True)) <= 1000 * np.array(order)).all()  # any gamma
 
 
 def test_corollary_4_needs_the_delays_of_corollary_1():
@@ -305,6 +311,11 @@ def test_table_2_assumptions():
     }
     for column, ticked in columns.items():
         assert {name for name, row in TABLE_2.items() if getattr(row, column)} == ticked, column
+
+
+def test_a_server_step_has_no_more_participants_than_clients():
+    with pytest.raises(ValueError, match=r"^participants = 100\.0: must be at most 10, the largest that the number"):
+        compare(Setting(10**6, 5, 10, np.array([10, 100]), 1.0, 1.0, 1.0, 10, 8, 10))
 
 
 OUT_OF_RANGE = [
