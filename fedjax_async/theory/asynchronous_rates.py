@@ -17,8 +17,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-
 from fedjax_async.base import check
 from fedjax_async.theory.rates import Bound, Quantity, as_reals, check_each, require_admissible
 
@@ -115,4 +113,5 @@ def fedasync_gap_bound(
     given = {"gap": gap, "server_steps": server_steps, "staleness": staleness, "noise": noise}
     for name, value in given.items():
         check_each(check.non_negative, name, value)
-    return factor ** np.ceil(np.asarray(server_steps) / (np.asarray(staleness) + 1)) * gap + noise
+    steps, late = as_reals((server_steps, staleness))
+    return factor ** -(-steps // (late + 1)) * gap + noise

@@ -152,8 +152,9 @@ def manifold_bound(constants: ManifoldConstants, *, printed: bool = False, beyon
 def largest_lr_manifold(constants: ManifoldConstants) -> Quantity:
     """Largest eta_l that eq. 63 admits, ``1 / (mu L_N K)``; infinite for mu = 0. The field ``lr`` is not used."""
     c = _checked(constants._replace(lr=1.0))
+    slope = c.mu * c.proximal_smoothness * c.local_steps
     with np.errstate(divide="ignore"):
-        return np.divide(1.0, c.mu * c.proximal_smoothness * c.local_steps)
+        return 1.0 / slope if isinstance(slope, jax.Array) else np.divide(1.0, slope)
 
 
 def manifold_rate(constants: ManifoldConstants, *, printed: bool = False) -> ManifoldBound:

@@ -288,6 +288,9 @@ def test_constants_may_be_arrays_and_tracers():
     for k, t in enumerate(steps):
         one = manifold_bound(SOME._replace(server_steps=t)).total
         assert at_once.total[k] == pytest.approx(one) and float(traced(t)) == pytest.approx(one, rel=1e-5)
+    mu, total = SOME.mu, lambda mu: manifold_bound(SOME._replace(mu=mu)).total
+    slope = (total(1.01 * mu) - total(0.99 * mu)) / (0.02 * mu)
+    assert float(jax.grad(total)(mu)) == pytest.approx(slope, rel=1e-3)
 
 
 # --- Q and D of curves ------------------------------------------------------------------------------
