@@ -88,7 +88,7 @@ def orthonormalise(rows: Array) -> Array:
 
     def from_row(k: Array, basis: Array) -> Array:
         row = rows[k]
-        largest = jnp.max(jnp.abs(row))
+        largest = jnp.max(jnp.abs(row), initial=0)  # of an empty leaf, too
         row = row / jnp.where(largest > 0, largest, jnp.ones_like(largest))
         rest = row
         for _ in range(2):

@@ -119,6 +119,7 @@ def test_dtypes_are_kept_and_leaves_may_have_several():
     rows = jax.tree.map(lambda leaf: leaf[None], v)
     spanned = project_out_span(v, rows)
     assert spanned["a"]["w"].dtype == jnp.bfloat16 and float(jnp.abs(spanned["a"]["b"]).max()) < 1e-5
+    assert project_out_span({"none": jnp.zeros(0)}, {"none": jnp.zeros((2, 0))}, per="tensor")["none"].shape == (0,)
 
 
 @pytest.mark.float64
