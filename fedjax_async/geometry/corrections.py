@@ -12,6 +12,7 @@ Start with :func:`ortho_correct`. :class:`Correction` is the form that all share
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -151,6 +152,8 @@ def dc_asgd_a(*, strength: Traced = 2.0, decay: Traced = 0.95, eps: Traced = 1e-
 def orthocorrect(*, alpha: Traced = 0.0, threshold: Traced = 0.0, per: str = "whole") -> Correction:
     """:func:`ortho_correct` as a correction; ``threshold`` in [-1, 1]."""
     check.in_range("alpha", alpha, -math.inf, math.inf)
+    fits = not isinstance(alpha, numbers.Real) or check.is_real(alpha)
+    check.require(fits, "alpha", alpha, "a finite number")
     check.in_range("threshold", threshold, -1.0, 1.0)
     registry.find("per", GROUPINGS, per)
     return _stateless(lambda delta, shift: ortho_correct(delta, shift, alpha=alpha, threshold=threshold, per=per))

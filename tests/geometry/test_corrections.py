@@ -235,6 +235,7 @@ test_input_is_checked = refusals(
     ("orthograd", {"per": "layers"}, "per = 'layers': unknown; did you mean 'layer'"),
     ("orthocorrect", {"threshold": 1.5}, r"threshold = 1\.5: must be between -1\.0 and 1\.0"),
     ("orthocorrect", {"alpha": float("nan")}, "alpha = nan: must be between -inf and inf"),
+    ("orthocorrect", {"alpha": float("inf")}, "alpha = inf: must be a finite number"),
     ("dc_asgd", {"strength": -1}, "strength = -1: must be a finite number >= 0"),
     ("dc_asgd_a", {"decay": 1.0}, r"decay = 1\.0: must be at least 0 and below 1"),
     ("dc_asgd_a", {"eps": 0.0}, r"eps = 0\.0: must be a finite number > 0"),
