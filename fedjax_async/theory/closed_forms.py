@@ -138,9 +138,19 @@ def quadratic_fixed_point(curvature: Array, optima: Array, gamma: Real, k: int) 
       curvature: float[C, D, D], symmetric.
       optima: b, float[C, D].
       gamma, k: as in :func:`quadratic_displacement`.
+
+    Raises: ``ValueError`` if a matrix is not symmetric, or their sum of M_c is singular to rounding, so that there is
+    no single fixed point (neither is checked under ``jit``).
     """
+    for c, matrix in enumerate(curvature):
+        _require_symmetric(f"curvature[{c}]", matrix)
     moved = jax.vmap(lambda a: _reach(a, gamma, k))(curvature)
-    return jnp.linalg.solve(moved.sum(axis=0), jnp.einsum("cij,cj->i", moved, optima))
+    total = moved.sum(axis=0)
+    if not isinstance(total, jax.core.Tracer):
+        rank = int(np.linalg.matrix_rank(np.asarray(total), hermitian=True))
+        allowed = f"{len(total)}, that of a mean loss with one minimum"
+        check.require(rank == len(total), "rank of the sum of I - (I - gamma A)^k", rank, allowed)
+    return jnp.linalg.solve(total, jnp.einsum("cij,cj->i", moved, optima))
 
 
 def elementwise_iterate(function: Elementwise, k: int, *, nodes: int = 64) -> ClosedForm:

@@ -230,6 +230,8 @@ test_bad_input = refusals(
     (lambda: glm_iterate(jax.nn.softplus, jnp.ones((2, 3)), 2), r"features = .*mutually orthogonal rows"),
     (lambda: affine_iterate(SKEWED, jnp.zeros(2), 2), r"matrix = .*a symmetric matrix"),
     (lambda: quadratic_displacement(SKEWED, jnp.zeros(2), 0.1, 2), r"curvature = .*a symmetric matrix"),
+    (lambda: quadratic_fixed_point(SKEWED[None], jnp.ones((1, 2)), 0.1, 2), r"curvature\[0\] = .*a symmetric matrix"),
+    (lambda: quadratic_fixed_point(jnp.ones((3, 2, 2)), jnp.ones((3, 2)), 0.1, 2), "= 1: must be 2, that of a mean"),
     (lambda: glm_displacement(jax.nn.softplus, jnp.eye(2), 0.1, 0), "k = 0"),
     (lambda: glm_displacement(jax.nn.softplus, jnp.eye(2), 0, 2), "gamma = 0"),
     (lambda: fixed_point(jnp.sin, jnp.ones(2), lr=0), "lr = 0"),
