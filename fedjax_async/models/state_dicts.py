@@ -26,6 +26,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
@@ -34,7 +35,7 @@ from fedjax_async.models.conv import Conv, ConvPool
 from fedjax_async.models.norm import STATISTICS
 from fedjax_async.models.weights import arrays_of, filled
 from fedjax_async.models.wrap import with_inputs
-from fedjax_async.types import Model, Params, Path
+from fedjax_async.types import Array, Model, Params, Path
 
 TRACKED = "num_batches_tracked"  # PyTorch's count of the batches that BatchNorm saw
 LEAVES = {"kernel": "weight", "scale": "weight", "table": "weight", "embedding": "weight"}
@@ -54,13 +55,14 @@ class Leaf(NamedTuple):
 def flattened(model: Model, input_shape: tuple[int, ...]) -> dict[str, int]:
     """The dense layers that read a flattened feature map (or image): ``{layer: channels C of the map}``.
 
-    ``model``: of ``from_flax``, on decoded inputs of ``input_shape``. The model is traced with shapes only; nothing is
-    computed. A dense layer counts if its input is [B, S C] and the last output with positions before it was [B, ..., C]
-    of a convolution (or the image itself), normalised or not. A mean over the positions leaves S = 1, which needs no
-    permutation. Behind an embedding or a dense layer PyTorch has [B, T, C] as well.
+    ``model``: of ``from_flax``, on decoded inputs of ``input_shape``. The model is traced with shapes only; what is
+    computed is the way from the map to such a layer. A dense layer counts if its input is [B, S C], the last output
+    with positions before it was [B, ..., C] of a convolution (or the image itself), normalised or not, and its input
+    changes if the positions of that output change places. So means and maxima over the positions, joined or not, do
+    not count; they need no permutation. Behind an embedding or a dense layer PyTorch has [B, T, C] as well.
 
     Raises: ``ValueError`` naming a layer that has a kernel with more than two axes and is not a convolution, such as
-    attention or a transposed convolution.
+    attention or a transposed convolution, and a dense layer that reads a flattened map and such means side by side.
 
     >>> from fedjax_async import models
     >>> flattened(models.make("lenet5"), (28, 28, 1))
@@ -69,24 +71,28 @@ def flattened(model: Model, input_shape: tuple[int, ...]) -> dict[str, int]:
     channels_first = len(input_shape) > 1  # whether PyTorch's last output with positions has its channels first
     channels = input_shape[-1] if channels_first else 0  # their number in that output; 0 if they are last
     found: dict[str, int] = {}
-    start = channels_first, channels
+    maps: dict[str, Map] = {}
+    latest, calls = Map(0, (1, *input_shape)), 0
+    start = channels_first, channels, latest, calls
     shapes = jax.eval_shape(model.init, jax.eval_shape(jax.random.key, 0))
     if not any(name.rpartition("/")[2] == "kernel" for name in arrays_of(shapes)):
         return found  # such as a module of PyTorch, whose params are in its own layouts
 
     def follow(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any], context: Any) -> Any:
-        nonlocal channels, channels_first
+        nonlocal channels, channels_first, latest, calls
         module = context.module
         x: Any = args[0] if args else None
         if isinstance(module, nn.Dense) and context.method_name == "__call__" and getattr(x, "ndim", 0) == 2:
             width = x.shape[-1]
             layer = "/".join(module.path)
             if layer and channels > 1 and width > channels and width % channels == 0:
-                found[layer] = channels
+                found[layer], maps[layer] = channels, latest
             channels = 0  # the next dense layer sees features
         out = call(*args, **kwargs)
         _require_counterpart(module)
+        calls += 1
         if getattr(out, "ndim", 0) > 2:
+            latest = Map(calls, out.shape)
             channels_first |= isinstance(module, CONVOLUTIONS)
             channels_first &= not isinstance(module, CHANNELS_LAST)
             channels = out.shape[-1] if channels_first else 0
@@ -98,13 +104,57 @@ def flattened(model: Model, input_shape: tuple[int, ...]) -> dict[str, int]:
             return model.apply(params, x)
 
     def traced(dtype: Any) -> None:
-        nonlocal channels, channels_first
-        channels_first, channels = start
+        nonlocal channels, channels_first, latest, calls
+        channels_first, channels, latest, calls = start
         found.clear()
         jax.eval_shape(forward, jax.eval_shape(jax.random.key, 0), jax.ShapeDtypeStruct((1, *input_shape), dtype))
+        for layer, origin in maps.items():
+            if layer in found and not _reads_positions(model, layer, origin, jnp.zeros((1, *input_shape), dtype)):
+                del found[layer]
 
     with_inputs(traced)
     return found
+
+
+class Map(NamedTuple):
+    """An output with positions, [1, ..., C]."""
+
+    call: int  # its number among the calls of modules that have returned, from 1; 0: the model's input
+    shape: tuple[int, ...]
+
+
+def _reads_positions(model: Model, layer: str, origin: Map, inputs: Array) -> bool:
+    """Whether the input of a dense layer, [1, S C], changes if the positions of a map change places.
+
+    The map is replaced by random numbers, then by the same in other orders. Raises ``ValueError`` if only some of the S
+    parts change.
+    """
+    chance, channels = np.random.default_rng(0), origin.shape[-1]
+    rows = chance.uniform(0.5, 1.5, (int(np.prod(origin.shape[1:-1])), channels))
+    orders = np.stack([rows, *(chance.permutation(rows) for _ in range(8))])
+
+    @jax.jit
+    def read(positions: Array) -> Array:
+        replaced, seen, calls = positions.reshape(origin.shape), [], 0
+
+        def replacing(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any], context: Any) -> Any:
+            nonlocal calls
+            if "/".join(context.module.path) == layer and isinstance(context.module, nn.Dense):
+                seen.append(args[0])
+            out = call(*args, **kwargs)
+            calls += 1
+            return replaced.astype(out.dtype) if calls == origin.call else out
+
+        params = model.init(jax.random.key(0))
+        with nn.intercept_methods(replacing):
+            model.apply(params, inputs if origin.call else replaced.astype(inputs.dtype))
+        return seen[-1].reshape(-1, channels).astype(float)
+
+    found = np.stack([np.asarray(read(jnp.asarray(order))) for order in orders])
+    moved = (np.abs(found - found[0]) > 0.01 * np.abs(found).max()).any(axis=(0, 2))  # more than rounding
+    allowed = "a flattened map alone: give flattened={layer: channels} yourself, or {} if nothing is to be permuted"
+    check.require(bool(moved.all() or not moved.any()), f"input of {layer}", "a flattened map and its means", allowed)
+    return bool(moved.any())
 
 
 def layer_names(field: str, text: str | None) -> dict[str, str] | None:

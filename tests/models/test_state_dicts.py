@@ -43,6 +43,18 @@ class Tokens(nn.Module):
         return nn.Dense(3, name="head")(x.reshape(len(x), -1))
 
 
+class Pooled(nn.Module):
+    """The mean and the maximum of a map, side by side; with ``whole``, also the map."""
+
+    whole: bool = False
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.relu(nn.Conv(4, (2, 2), name="conv")(x))
+        parts = [x.mean((1, 2)), x.max((1, 2)), *([x.reshape(len(x), -1)] if self.whole else [])]
+        return nn.Dense(3, name="head")(jnp.concatenate(parts, axis=1))
+
+
 class Images(nn.Module):
     """A normalised convolution, its channels weighted by a gate; with ``late``, also a layer that PyTorch lacks."""
 
@@ -137,6 +149,12 @@ def test_embedded_positions_are_in_pytorchs_order_and_maps_of_convolutions_are_n
     tokens = models.from_flax(Tokens(), input_shape=(5,))
     assert flattened(tokens, (5,)) == {}
     assert flattened(models.from_flax(Images(), input_shape=(3, 3, 2)), (3, 3, 2)) == {"head": 4}
+
+
+def test_means_and_maxima_over_the_positions_are_no_flattened_map():
+    assert flattened(models.from_flax(Pooled(), input_shape=(4, 2, 2)), (4, 2, 2)) == {}
+    with pytest.raises(ValueError, match=r"^input of head = 'a flattened map and its means': must be a flattened map"):
+        flattened(models.from_flax(Pooled(whole=True), input_shape=(4, 2, 2)), (4, 2, 2))
 
 
 @pytest.mark.parametrize(
