@@ -9,12 +9,14 @@ import hashlib
 import json
 import sys
 import time
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_async import simulate
 from fedjax_async.base import registry
 from fedjax_async.base.registry import spec as spec_of
 from fedjax_async.clock import TIMINGS, bind_delays
@@ -24,6 +26,7 @@ from fedjax_async.data import load
 from fedjax_async.geometry import cubic
 from fedjax_async.local import Curve
 from fedjax_async.models import linear
+from fedjax_async.results import files
 from fedjax_async.server import fedasync
 from fedjax_async.server.asynccurve import asynccurve
 from fedjax_async.types import Arrival
@@ -32,6 +35,14 @@ from tests.results.made_up import make_run
 from tests.results.test_seed_curves import SEEDS, check_end, ends, made
 
 RESULTS = EXPERIMENTS / "orthofl" / "results"
+
+
+def script(monkeypatch, paper, name):
+    """A script with the ``study`` of its own folder, which does not stay imported."""
+    monkeypatch.delitem(sys.modules, "study", raising=False)
+    loaded = module(paper, name)
+    del sys.modules["study"]
+    return loaded
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +107,12 @@ def test_figures_8_and_9_compare_the_rows_of_a_picture(orthofl):
     np.testing.assert_allclose([row["above fedavg (points)"].mean for row in rows], [0, 10, 0, 5], atol=1e-4)
     np.testing.assert_allclose([row["above fedavg (points)"].std for row in rows], 0, atol=1e-4)
     assert [row["near best"] for row in rows] == ["no", "yes", "yes", "yes"], "within the picture"
+
+
+def test_figure_2_records_what_an_update_changes_in_each_neuron(monkeypatch):
+    method = script(monkeypatch, "orthofl", "figure_2").watched("orthofl:mixing=0.6,exponent=0.5", "output")
+    run = simulate(method=method, model="logistic", clients=2, steps=1, updates=3)
+    assert np.abs(np.stack([run.updates[f"neuron {i}"] for i in range(10)])).min() > 0
 
 
 def test_rows_with_the_same_settings_are_trained_once(orthofl, monkeypatch, tmp_path):
@@ -424,6 +441,31 @@ def test_files_of_other_curves_have_their_names(asynccurve_study):
     assert [suffix("--curve", "chain", "--bends", n) for n in ("1", "3")] == ["_chain_1", "_chain_3"]
     with pytest.raises(SystemExit):
         suffix("--bends", "3")
+
+
+def test_a_finished_run_of_another_seed_or_setting_is_not_taken(monkeypatch, tmp_path, nothing_stays_registered):
+    figures = script(monkeypatch, "asynccurve", "figure_1_3")
+    monkeypatch.setattr(
+        figures, "prepare", lambda settings: SimpleNamespace(components=SimpleNamespace(data=0, model=0))
+    )
+    monkeypatch.setattr(figures, "examples_of", lambda data, count: {})
+    monkeypatch.setattr(figures.corrections, "probe", lambda *given: None)
+    monkeypatch.setattr(figures.results, "load", lambda folder: folder.name)
+
+    def simulate(*, out, plots, probes, **setting):
+        out.mkdir(parents=True)
+        (out / "settings.json").write_bytes(files.json_bytes(figures.as_dict(figures.Settings(**setting))))
+        (out / figures.store.MANIFEST).touch()
+
+    monkeypatch.setattr(figures, "simulate", simulate)
+    given = argparse.Namespace(out=tmp_path, scale="smoke", leaf=None, curve="quadratic", bends=None, suffix="", seed=0)
+    first = figures.run_of("smoke", "fedasync", given)
+    assert figures.run_of("smoke", "fedasync", given) == first
+    given.seed = 1
+    assert figures.run_of("smoke", "fedasync", given) != first
+    monkeypatch.setitem(figures.SETTING, "lr", 0.01)
+    with pytest.raises(ValueError, match="must be empty or hold a run of the same settings"):
+        figures.run_of("smoke", "fedasync", given)
 
 
 def test_observing_changes_nothing_and_keeps_the_corrections_states():

@@ -26,13 +26,14 @@ from study import add_curve, curve_suffix, options, report, shared
 
 from fedjax_async import Method, Settings, Spec, geometry, named, results, simulate
 from fedjax_async.config import prepare
+from fedjax_async.config.settings import as_dict
 from fedjax_async.data import Dataset, formats, load
 from fedjax_async.data.federated import check_dataset
 from fedjax_async.data.memmap import spans
 from fedjax_async.local import curve_training
 from fedjax_async.results import figure as canvas
+from fedjax_async.results import store
 from fedjax_async.results.figure import save_figure
-from fedjax_async.results.store import MANIFEST
 from fedjax_async.server import asynccurve, fedasync
 from fedjax_async.types import Probe, Run
 
@@ -111,23 +112,27 @@ def missing(task: str, given: argparse.Namespace) -> str | None:
 
 
 def run_of(task: str, name: str, given: argparse.Namespace) -> Run:
-    """One run with its probe; a finished one is loaded, an interrupted one continues."""
+    """One run with its probe; a finished one of these settings is loaded, an interrupted one continues.
+
+    ``ValueError`` if the folder of the task, the method and the seed has a run of other settings.
+    """
     called = name + (given.suffix if name == "asynccurve" else "")
-    folder = given.out / "runs" / f"{task}-{called}"
-    if not (folder / MANIFEST).exists():
-        scale = SCALES[given.scale]
-        method = methods(scale["control_epochs"], given.curve, given.bends)[name]
-        parts: dict[str, Any] = {
-            "dataset": named(task, dataset_of(task, given)),
-            "method": named(f"{called}-observed", method),
-        }
-        budget = {"updates": scale["updates"], "eval_updates": max(1, scale["updates"] // 20), "seed": given.seed}
-        setting = {**SETTING, **parts, **budget, "model": scale["model"]}
+    folder = given.out / "runs" / (f"{task}-{called}" + (f"-seed_{given.seed}" if given.seed else ""))
+    scale = SCALES[given.scale]
+    method = methods(scale["control_epochs"], given.curve, given.bends)[name]
+    parts: dict[str, Any] = {
+        "dataset": named(task, dataset_of(task, given)),
+        "method": named(f"{called}-observed", method),
+    }
+    budget = {"updates": scale["updates"], "eval_updates": max(1, scale["updates"] // 20), "seed": given.seed}
+    setting = {**SETTING, **parts, **budget, "model": scale["model"], "checkpoint": 200}
+    store.require_room(folder, as_dict(Settings(**setting)))
+    if not (folder / store.MANIFEST).exists():
         components = prepare(Settings(**setting)).components
         examples = examples_of(components.data, scale["measured"])
         family = geometry.family(given.curve, given.bends)
         measured = corrections.probe(method.rule, components.model, examples, POSITION, family)
-        simulate(**setting, out=folder, plots=False, checkpoint=200, probes={"corrections": Probe(measured, EVERY)})
+        simulate(**setting, out=folder, plots=False, probes={"corrections": Probe(measured, EVERY)})
     return results.load(folder)
 
 
@@ -302,7 +307,8 @@ def main() -> None:
         for ending, rows in tables.items():
             if rows:
                 name = f"{given.name}{given.suffix}{ending}"
-                report(rows, argparse.Namespace(**{**vars(given), "name": name}), decimals=DECIMALS)
+                said = [row | {"seed": given.seed} for row in rows]
+                report(said, argparse.Namespace(**{**vars(given), "name": name}), decimals=DECIMALS)
 
 
 DECIMALS = {"Q": 4, "99 % +-": 4, "paper's Q": 4, "paper's +-": 4, "test loss": 4}

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from study import METHODS, TASKS, missing, options, parse, report, setting_of
+from study import METHODS, TASKS, known_runs, missing, options, parse, report, setting_of
 
 from fedjax_async import Method, results, simulate
 from fedjax_async.config.methods import method as method_of
-from fedjax_async.engine.components import bound
 from fedjax_async.results.figure import new, save_figure
 from fedjax_async.results.store import MANIFEST
 from fedjax_async.server import closed
@@ -47,22 +46,21 @@ def watched(spec: str, layer: str) -> Method:
 
         return rule._replace(receive=receive, close=None)
 
-    def server(hyper: Any) -> ServerAlgorithm:
-        return recording(bound(usual.rule, hyper))
-
-    return usual._replace(rule=server)
+    return usual._replace(rule=recording(usual.rule.make()))
 
 
 def two_clients(task: str, given: argparse.Namespace, method: str, slow: float) -> Run:
-    """One run, evaluated after every update; loaded if it is already finished."""
-    folder = given.out / "runs" / f"scale={given.scale},method={method},slow={slow:g}"
+    """One run, evaluated after every update; loaded if one of the same settings is finished."""
+    setting, _ = setting_of(TASKS[task], given.scale)
+    setting |= {"clients": 2, "partition": "halves", "method": METHODS[method], "updates": UPDATES[given.scale]}
+    of_settings = known_runs.key(setting | {"seconds": [FAST, slow], "watched": WATCHED[task]})
+    folder = given.out / "runs" / f"method={method},slow={slow:g},{of_settings}"
     if not (folder / MANIFEST).exists():
-        setting, _ = setting_of(TASKS[task], given.scale)
-        setting |= {"clients": 2, "partition": "halves", "method": watched(METHODS[method], WATCHED[task])}
+        setting["method"] = watched(METHODS[method], WATCHED[task])
         with tempfile.TemporaryDirectory() as place:
             table = Path(place) / "delays.csv"
             table.write_text(f"client,mean,std\n0,{FAST},0\n1,{slow},0\n", encoding="utf-8")
-            run = simulate(**setting | {"delay": f"csv:path={table}"}, updates=UPDATES[given.scale], eval_updates=1)
+            run = simulate(**setting | {"delay": f"csv:path={table}"}, eval_updates=1)
         results.save(run, folder, overwrite=True)
     return results.load(folder)
 
