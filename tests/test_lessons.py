@@ -229,6 +229,9 @@ def test_the_search_finds_a_valley_and_continues_where_it_stopped(files, tmp_pat
     again = files.learned.searched(given)
     assert again["mean"] == whole["mean"] and again["generations"] == whole["generations"]
     assert json.loads((given.out / "search.json").read_text())["mean"] == whole["mean"]
+    monkeypatch.setitem(files.learned.GENERATIONS, "small", (12, 8))
+    with pytest.raises(ValueError, match="must be empty or hold the same search"):
+        files.learned.searched(given)
 
 
 def test_training_and_test_share_no_world_no_task_and_no_seed(files):

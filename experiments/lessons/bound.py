@@ -42,6 +42,7 @@ from fedjax_async import Settings, server
 from fedjax_async.base import disk, tree
 from fedjax_async.config import prepare
 from fedjax_async.engine.trajectory import make_trajectory
+from fedjax_async.results import files
 from fedjax_async.types import Array, Arrival, Params, ServerAlgorithm, State
 
 COMMITTED = Path(__file__).resolve().parent.parent / "comparison" / "results"
@@ -139,14 +140,15 @@ def descended(run: Problem, index: np.ndarray, start: Numbers, steps: int) -> tu
 
 
 def searched(block: Block, seed: int, given: argparse.Namespace) -> list[Found]:
-    """The rows of a block and a seed, read or found."""
+    """The rows of a block and a seed; read if they were found with the same steps and settings."""
     place = given.out / "found" / f"{block.name}-{seed}.json"
-    steps = STEPS[given.scale]
-    if place.is_file() and (old := json.loads(place.read_text()))["steps"] == list(steps):
+    steps, (spec, lr) = STEPS[given.scale], chosen(block)
+    settings = block.settings() | {"method": spec, "lr": lr, "seed": seed}
+    asked = json.loads(files.json_bytes({"steps": steps, "settings": settings}))
+    if place.is_file() and (old := json.loads(place.read_text())).get("asked") == asked:
         return [Found(*row) for row in old["rows"]]
-    spec, lr = chosen(block)
     began = time.process_time()
-    run = problem(block.settings() | {"method": spec, "lr": lr, "seed": seed})
+    run = problem(settings)
     best = descended(run, groups("one weight", run.staleness), run.start, 0)
     rows = [_row(block, seed, START, best, run)]
     for family, count in zip(FAMILIES, steps, strict=True):
@@ -154,7 +156,7 @@ def searched(block: Block, seed: int, given: argparse.Namespace) -> list[Found]:
         rows.append(_row(block, seed, family, best, run))
     jax.clear_caches()
     place.parent.mkdir(parents=True, exist_ok=True)
-    content = {"steps": steps, "seconds": time.process_time() - began, "rows": rows}
+    content = {"asked": asked, "seconds": time.process_time() - began, "rows": rows}
     disk.write(place, json.dumps(content, indent=1).encode())
     if not given.quiet:
         print(f"{block.name}, seed {seed}: {content['seconds']:.0f} s", file=sys.stderr, flush=True)
@@ -209,6 +211,13 @@ def distances(rows: Sequence[Found], runs: Sequence[kept.Kept]) -> list[dict[str
     return found
 
 
+def by_rank(rows: Sequence[dict[str, Any]], runs: Sequence[kept.Kept]) -> list[dict[str, Any]]:
+    """The rows in the order of their methods' mean ranks; those without a rank come last."""
+    order = [row["method"] for row in summary.rank_rows(kept.Results(list(runs), [], []))[0]]
+    places = {method: place for place, method in enumerate(order)}
+    return sorted(rows, key=lambda row: places.get(row["method"], len(order)))
+
+
 def family_rows(rows: Sequence[Found]) -> list[dict[str, Any]]:
     """A row for each block and family: validation loss and score, means over the seeds with one deviation."""
     found = []
@@ -236,10 +245,9 @@ def main() -> None:
     study.publish(family_rows(rows), given, "families", decimals=decimals)
     if given.scale != "smoke":
         runs = kept.read(COMMITTED, "small").runs
-        order = [row["method"] for row in summary.rank_rows(kept.Results(runs, [], []))[0]]
-        places = {method: place for place, method in enumerate(order)}
-        behind = sorted(distances(rows, runs), key=lambda row: places.get(row["method"], len(order)))
-        study.publish(behind, given, "distances", [row for row in behind if row["method"] in (*order[:MOST], *ALSO)])
+        behind = by_rank(distances(rows, runs), runs)
+        first = [row["method"] for row in behind[:MOST]]
+        study.publish(behind, given, "distances", [row for row in behind if row["method"] in (*first, *ALSO)])
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ from scenes import Block, Task, World
 
 from fedjax_async import ServerAlgorithm, register, server
 from fedjax_async.base import check, disk, notices
+from fedjax_async.results import files
 from fedjax_async.types import Array, Traced
 
 _TIMES = {"steps": 5, "lr": 0.05, "batch_size": 32}
@@ -129,12 +130,23 @@ def losses(block: Block, candidates: np.ndarray, seed: int) -> list[float]:
 
 
 def searched(given: argparse.Namespace) -> dict[str, Any]:
-    """The state of the search after its last generation, read or continued: a row a generation."""
+    """The state of the search after its last generation, read or continued: a row a generation.
+
+    ``ValueError`` if the file is of a search with other candidates, worlds or tasks.
+    """
     file, (generations, size) = given.out / "search.json", GENERATIONS[given.scale]
     first = np.array(list(NUMBERS.values()))
-    state = {"mean": first[:, 0].tolist(), "std": first[:, 1].tolist(), "generations": [], "seconds": 0.0}
-    if file.is_file():
-        state = json.loads(file.read_text())
+    places = {f"{world}-{task}": Block(world, task, given.scale).settings() for world, task in LEARNING[given.scale]}
+    asked = json.loads(files.json_bytes({"size": size, "numbers": NUMBERS, "blocks": places}))
+    state: dict[str, Any] = {
+        "asked": asked,
+        "mean": first[:, 0].tolist(),
+        "std": first[:, 1].tolist(),
+        "generations": [],
+        "seconds": 0.0,
+    }
+    if file.is_file() and (state := json.loads(file.read_text())).get("asked") != asked:
+        raise ValueError(f"out = {str(given.out)!r}: must be empty or hold the same search; {file.name} is of another")
     given.out.mkdir(parents=True, exist_ok=True)
     while (turn := len(state["generations"])) < generations:
         began, mean, std = time.process_time(), np.array(state["mean"]), np.array(state["std"])

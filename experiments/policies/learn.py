@@ -103,7 +103,10 @@ def main(given: argparse.Namespace) -> None:
     setting = COMMON | (SMALL if smoke else {})
     generations, size = (1, 2) if smoke else (5, 12)
     file = given.out / "search.json"
-    state: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    asked = {"setting": setting, "worlds": WORLDS, "timing": TIMING, "size": size}
+    state: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"asked": asked}
+    if state.get("asked") != asked:
+        sys.exit(f"--out {given.out}: must be empty or hold the same search; {file.name} is of another")
     given.out.mkdir(parents=True, exist_ok=True)
 
     def keep() -> None:

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from study import Rows, Variant, options, parse, picture, report, run_variants
-from variants import common
+from variants import common, known_runs
 
 from fedjax_async import Settings
 from fedjax_async.base import disk
@@ -129,16 +129,20 @@ def measured(
 ) -> dict[tuple[Any, ...], list[dict[str, float]]]:
     """Cell -> measurements at the model of each early run, or at that of ``model`` with the data of the first seed.
 
-    Kept in a file for each number of steps and learning rate.
+    Kept in a file for each number of steps and learning rate, named after all that the measurement depends on.
     """
-    kind = "own" if model is None else "same"
-    measure = Measure(SCALES[given.scale]["pairs"])
+    kind, scale = "own" if model is None else "same", SCALES[given.scale]
+    depends = settings_of(given) | {"early": scale["early"], "pairs": scale["pairs"]}
+    if model is not None:
+        depends["model of"] = str((scale["steps"][-1], scale["lr"][0], scale["alpha"][-1]))
+    about = known_runs.key(depends)
+    measure = Measure(scale["pairs"])
     found: dict[tuple[Any, ...], list[dict[str, float]]] = {}
     for cell, runs in early.items():
         found[cell] = []
         for seed, run in enumerate(runs if model is None else [model]):
             name, (k, lr, alpha) = f"{cell} {seed}", cell
-            path = given.out / f"measured_{kind}_{k}_{lr}.json"
+            path = given.out / f"measured_{kind}_{k}_{lr}_{about}.json"
             kept = json.loads(path.read_text()) if path.exists() else {}
             if name not in kept:
                 own = {"steps": k, "lr": lr, "partition": f"dirichlet:alpha={alpha}", "seed": seed, "server_steps": 1}
