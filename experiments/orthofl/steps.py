@@ -3,7 +3,7 @@
     python experiments/orthofl/steps.py --scale laptop --seeds 1
 
 OrthoFL's row of Table 1 with longer jobs; the arrivals and their times stay the same. The paper trains five epochs a
-job, 157 steps of 128 examples, for 500 arrivals.
+job, 160 steps of up to 128 examples, for 500 arrivals.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 The setting of Andrew et al. (2021) on EMNIST: 100 of 3,400 writers per round, 1,500 rounds, server momentum 0.9, equal
 weights of clients, a clip that starts at C = 0.1 and adapts at the rate 0.2. EMNIST is in no package: the data here are
-MNIST and Fashion-MNIST, divided among clients at random. The last rows have the same noise in FedBuff, where clients
+MNIST, divided among clients at random. The last rows have the same noise in FedBuff, where clients
 are not drawn in rounds. Epsilon by "participations" and by "sampling" are those of ``results.guarantees``, at delta =
 1e-5.
 """
