@@ -27,6 +27,12 @@ def test_every_spread_on_a_page_is_one_of_its_csvs():
     assert not wrong and checked > 120
 
 
+@pytest.mark.parametrize("paper", pages.LOOSE)
+def test_every_number_of_a_cell_stands_in_a_row_of_its_csv(paper):
+    checked, wrong = pages.loosely(paper)
+    assert not wrong and checked >= {"benchmarks": 1500, "vector_fields": 120, "robustness": 77, "privacy": 49}[paper]
+
+
 @pytest.mark.parametrize("paper", [*pages.PAGES, pages.RENAMED])
 def test_every_file_that_a_page_names_exists_and_every_result_is_named(paper):
     """Curves of runs that no table has yet are named by the plan, on the experiments' front page."""

@@ -106,6 +106,16 @@ def test_verify_notices_a_changed_number(tmp_path):
     assert len(verify.differences(committed, made)) == 3
 
 
+def test_tables_that_need_no_training_are_made_again():
+    """What follows from committed files alone: the abstract's numbers, accuracies of single runs, and their tables."""
+    (table, found), *others = verify.again("orthofl/abstract.py").items()
+    assert table.is_file() and not found and not others
+    runs = verify.again("from_runs.py")
+    assert len(runs) == len(verify.OF_RUNS) and not any(runs.values())
+    single = EXPERIMENTS / "asynccurve" / "results"
+    assert not any(verify.of_seeds(single / f"table_{name}_laptop.csv") for name in ("methods", "ablation"))
+
+
 def test_a_page_with_a_changed_number_is_wrong(tmp_path, monkeypatch):
     pages = verify.pages
     monkeypatch.setattr(pages, "PAPERS", tmp_path)
