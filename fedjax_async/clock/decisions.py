@@ -9,14 +9,14 @@ from the start; the observations in its checkpoint replace the training.
 from __future__ import annotations
 
 import time as clock_time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 
 from fedjax_async.base import check
 from fedjax_async.clock.record import Record
-from fedjax_async.clock.views import Choice, Finished, Policy, View, read_only
+from fedjax_async.clock.views import Choice, Finished, Policy, View, WhenRead, read_only
 from fedjax_async.types import Schedule
 
 # No upload is expected any more after 1000 withheld jobs in a row, or 20 times the number of clients if that is more.
@@ -44,31 +44,56 @@ class Executor(Protocol):
         """The newest evaluation, empty if there is none."""
 
 
+CHUNKS = 256  # that a growing table holds before it puts its columns together
+
+
 class GrowingTable:
-    """A table that grows: columns of equal length."""
+    """A table that grows: columns of equal length. A column is put together when it is read."""
 
     def __init__(self) -> None:
-        self._held: dict[str, np.ndarray] = {}
+        self._chunks: list[tuple[int, Mapping[str, Any]]] = []  # rows, and how many came before
+        self._held: dict[str, np.ndarray] = {}  # with spare room
+        self._filled: dict[str, int] = {}  # by column: how many rows of it are put together
         self._length = 0
 
-    def append(self, rows: Mapping[str, np.ndarray]) -> None:
-        """Add rows; all calls must give the same columns."""
+    def append(self, rows: Mapping[str, Any]) -> None:
+        """Add rows, which must not change any more; all calls must give the same columns."""
         count = len(next(iter(rows.values())))
-        for name, values in rows.items():
-            held = self._held.get(name)
-            if held is None or self._length + count > len(held):
-                longer = np.zeros((max(64, 2 * (self._length + count)), *values.shape[1:]), values.dtype)
-                longer[: self._length] = 0 if held is None else held[: self._length]
-                held = self._held[name] = longer
-            held[self._length : self._length + count] = values
+        if len(rows) > len(self._held):
+            for name in (name for name in rows if name not in self._held):
+                self._held[name], self._filled[name] = np.asarray(rows[name])[:0], self._length
+        if len(self._chunks) == CHUNKS:
+            self.columns()
+            self._chunks.clear()
+        if count:
+            self._chunks.append((self._length, rows))
         self._length += count
 
     def __len__(self) -> int:
         return self._length
 
+    @property
+    def names(self) -> Collection[str]:
+        """The names of the columns."""
+        return self._held.keys()
+
+    def column(self, name: str) -> np.ndarray:
+        """The rows so far of a column."""
+        held, filled = self._held[name], self._filled[name]
+        if self._length > len(held):
+            longer = np.zeros((max(64, 2 * self._length), *held.shape[1:]), held.dtype)
+            longer[:filled] = held[:filled]
+            held = self._held[name] = longer
+        for first, rows in reversed(self._chunks):
+            if first < filled:
+                break
+            held[first : first + len(rows[name])] = rows[name]
+        self._filled[name] = self._length
+        return held[: self._length]
+
     def columns(self) -> dict[str, np.ndarray]:
         """The rows so far, by column."""
-        return {name: held[: self._length] for name, held in self._held.items()}
+        return {name: self.column(name) for name in self.names}
 
 
 class Decisions:
@@ -87,7 +112,7 @@ class Decisions:
         self.looks, self.seconds = 0, 0.0
         self._arrivals, self._chosen = GrowingTable(), GrowingTable()
         self._buffers, self._windows = GrowingTable(), GrowingTable()
-        self._view = View(0.0, 0, {}, {}, self._losses)
+        self._view, self._known = View(0.0, 0, {}, {}, self._losses), 0  # arrivals in the view
         self.uploads, self.withheld = 0, 0
         self._largest = 0.0  # the largest norm of an upload withheld since the last one let through
         self._arrivals.append(_nothing(policy))
@@ -113,14 +138,15 @@ class Decisions:
 
         Raises ``Ended`` if the run is stopped.
         """
-        if self.looks and record.applied - len(self._view.arrivals["client"]) < self.policy.every:
+        if self.looks and record.applied - self._known < self.policy.every:
             self._view = self._view._replace(time=time)
             return
         self._advance(record)
         self.looks += 1
-        arrivals = {name: read_only(column) for name, column in self._arrivals.columns().items()}
-        scores = {name: _frozen(value) for name, value in self._executor.scores().items()}
-        self._view = View(time, record.closed, arrivals, scores, self._losses)
+        table, known, found = self._arrivals, len(self._arrivals), self._executor.scores()
+        arrivals = WhenRead(table.names, lambda name: read_only(table.column(name)[:known]))
+        scores = WhenRead(found.keys(), lambda name: _frozen(found[name]))
+        self._view, self._known = View(time, record.closed, arrivals, scores, self._losses), known
 
     def _advance(self, record: Record) -> None:
         self.record, known = record, len(self._arrivals)
@@ -234,9 +260,13 @@ def _nothing(policy: Policy) -> dict[str, np.ndarray]:
 def _observed(record: Record, first: int) -> dict[str, np.ndarray]:
     """What the clock knows of the arrivals from ``first`` on."""
     found = record.extension(len(record.client), first)
-    client, sent, upload = (np.array([column[job] for job in found.job]) for column in
-                            (record.client, record.dispatch_time, record.upload_time))  # fmt: skip
-    return {"client": client, "time": found.time, "seconds": upload - sent, "staleness": found.staleness}
+    sent, upload = record.dispatch_time, record.upload_time
+    return {
+        "client": np.array([record.client[job] for job in found.job]),
+        "time": np.array(found.time),
+        "seconds": np.array([upload[job] - sent[job] for job in found.job]),
+        "staleness": np.array(found.staleness),
+    }
 
 
 def _array(value: Any) -> Any:
@@ -247,9 +277,10 @@ def _array(value: Any) -> Any:
         return None
 
 
-def _frozen(value: object) -> object:
-    """The score; a read-only copy if it is an array."""
-    return read_only(value.copy()) if isinstance(value, np.ndarray) else value
+def _frozen(value: object) -> Any:
+    """The score on the host; a read-only copy if it is an array."""
+    found = np.array(value)
+    return read_only(found) if found.ndim else found[()]
 
 
 _CHOOSE, _CHOICE = "policy.choose(view, idle, count)", "a Choice(clients, scores)"
@@ -265,7 +296,8 @@ def _checked(choice: Choice, idle: np.ndarray, count: int, alone: bool) -> tuple
     check.require(whole, field, choice, f"{_CHOICE} in which clients are integers")
     real = scores.dtype.kind in "biuf" or not len(scores)
     check.require(real, field, choice, f"{_CHOICE} with scores that are real numbers or NaN")
-    distinct = len(np.unique(clients)) == len(clients) and bool(np.isin(clients, idle).all())
+    found = idle[np.minimum(np.searchsorted(idle, clients), len(idle) - 1)]
+    distinct = len(set(clients.tolist())) == len(clients) and bool((found == clients).all())
     check.require(distinct, field, clients.tolist(), "different clients among the idle ones")
     least = 1 if alone else 0
     check.require(least <= len(clients) <= count, field, clients.tolist(), f"between {least} and {count} clients")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import itertools
 import math
 from array import array
 from typing import Any, NamedTuple
@@ -68,19 +69,19 @@ def job_numbers(clients: np.ndarray) -> np.ndarray:
 
 
 class Extension(NamedTuple):
-    """The jobs and arrivals that a record holds after the first so many of each, in order."""
+    """The jobs and arrivals that a record holds after the first so many of each, in order; often a single one."""
 
     # one entry per job
-    client: np.ndarray  # int64
-    dispatch_time: np.ndarray  # float64
-    dispatched_after: np.ndarray  # int64, arrivals applied before
-    version: np.ndarray  # int64
+    client: list[int]
+    dispatch_time: list[float]
+    dispatched_after: list[int]  # arrivals applied before
+    version: list[int]
     # one entry per arrival
-    job: np.ndarray  # int64
-    time: np.ndarray  # float64
-    closes: np.ndarray  # bool
-    step: np.ndarray  # int64
-    staleness: np.ndarray  # int64
+    job: list[int]
+    time: list[float]
+    closes: list[bool]
+    step: list[int]
+    staleness: list[int]
 
 
 class Record:
@@ -161,20 +162,18 @@ class Record:
 
     def extension(self, jobs: int, arrivals: int) -> Extension:
         """What was noted after the first ``jobs`` jobs and the first ``arrivals`` arrivals; costs what it returns."""
-        closed = np.frombuffer(self._closed, np.int64)
-        before = np.array(self._applied_before[jobs:], np.int64)
-        job = np.array(self._job[arrivals:], np.int64)
-        step = closed[arrivals:-1].copy()
+        closed, before = self._closed, self._applied_before
+        sent, job, step = before[jobs:].tolist(), self._job[arrivals:].tolist(), closed[arrivals:-1].tolist()
         return Extension(
-            client=np.array(self.client[jobs:], np.int64),
-            dispatch_time=np.array(self.dispatch_time[jobs:], np.float64),
-            dispatched_after=before,
-            version=closed[before],
+            client=self.client[jobs:].tolist(),
+            dispatch_time=self.dispatch_time[jobs:].tolist(),
+            dispatched_after=sent,
+            version=[closed[position] for position in sent],
             job=job,
-            time=np.array(self._time[arrivals:], np.float64),
-            closes=np.diff(closed[arrivals:]) > 0,
+            time=self._time[arrivals:].tolist(),
+            closes=[after > own for own, after in itertools.pairwise(closed[arrivals:])],
             step=step,
-            staleness=step - closed[np.frombuffer(self._applied_before, np.int64)[job]],
+            staleness=[own - closed[before[one]] for own, one in zip(step, job)],
         )
 
     def schedule(self, *, exhausted: bool = False) -> Schedule:

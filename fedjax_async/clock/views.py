@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -36,6 +36,22 @@ def read_only(column: np.ndarray) -> np.ndarray:
     column = column.view()
     column.setflags(write=False)
     return column
+
+
+class WhenRead(Mapping[str, Any]):
+    """Values by name, each made when it is read, ``read(name)``: most policies read few of them."""
+
+    def __init__(self, names: Collection[str], read: Callable[[str], Any]) -> None:
+        self._names, self._read = names, read
+
+    def __getitem__(self, name: str) -> Any:
+        return self._read(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 class View(NamedTuple):

@@ -108,13 +108,15 @@ class Growing:
     def _walk(self, record: Record) -> _Walked:
         """Dispatch and receive what is new in ``record``, in order."""
         new = record.extension(self._jobs, self._arrivals)
-        walked = _Walked([], [], [], [], new.time, new.closes, new.step)
-        jobs, arriving, e = self._jobs, new.job.tolist(), 0
-        for k, after in enumerate((new.dispatched_after - self._arrivals).tolist()):
-            while e < after:
+        walked = _Walked(
+            [], [], [], [], np.array(new.time), np.array(new.closes, np.bool_), np.array(new.step, np.int64)
+        )
+        jobs, arriving, e = self._jobs, new.job, 0
+        for k, after in enumerate(new.dispatched_after):
+            while e < after - self._arrivals:
                 self._receive(walked, self._open[arriving[e]], e)
                 e += 1
-            self._dispatch(record, walked, jobs + k, int(new.client[k]), new.dispatch_time[k], int(new.version[k]))
+            self._dispatch(record, walked, jobs + k, new.client[k], new.dispatch_time[k], new.version[k])
         for later in range(e, len(arriving)):
             self._receive(walked, self._open[arriving[later]], later)
         self._jobs, self._arrivals = jobs + len(new.client), self._arrivals + len(arriving)

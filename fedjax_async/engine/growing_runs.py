@@ -277,10 +277,9 @@ class GrowingRuns:
         return float(norm), int(bits)
 
     def scores(self, run: int) -> Mapping[str, Any]:
-        """The newest evaluation of a run, empty if there is none."""
+        """The newest evaluation of a run, empty if there is none; on the device until it is read."""
         newest = self._runs[run].evaluated
-        found = jax.device_get(self._scores.at[run, newest]) if newest >= 0 else {}
-        return {name: value[()] for name, value in found.items()}
+        return self._scores.at[run, newest] if newest >= 0 else {}
 
     def told(self, run: int) -> Told:
         """What the planner of a run was told."""

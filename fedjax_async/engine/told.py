@@ -61,7 +61,7 @@ class Told:
     @property
     def sizes_differ(self) -> bool:
         """Whether uploads differ in size."""
-        return "bits" in self._log.columns()
+        return "bits" in self._log.names
 
     # --- what the planner is told -----------------------------------------------------------------
 

@@ -51,7 +51,7 @@ class Stand:
         self.told = 0
 
     def advance(self, record):
-        job = record.extension(0, self.told).job
+        job = np.array(record.extension(0, self.told).job)
         self.told = record.applied
         ones = np.ones(len(job))
         return {
@@ -289,6 +289,23 @@ def test_what_a_policy_is_given_cannot_be_changed():
             column[:] = 0
     examples[0] = kept[0] = 7
     assert prior.examples[0] == 1 and given[-1][0] == 0
+
+
+def test_a_view_that_is_read_later_has_the_rows_of_its_look():
+    views = []
+
+    def choose(view, idle, count):
+        views.append(view)
+        if len(views) % 100 == 0:
+            assert len(view.arrivals["loss"]) == view.step
+        return Choice(idle[:count], np.zeros(count))
+
+    decisions = Decisions(Policy(choose=choose, loss=True), Stand())
+    plan("every:concurrency=5", DELAY, num_clients=N, local_steps=5, until=Until(updates=600), decisions=decisions)
+    last = dict(views[-1].arrivals)
+    assert len(last) == 9 and "bits" not in views[-1].arrivals and views[-1].step == len(last["loss"]) == 600
+    for view in (views[3], views[400], views[300], views[-1]):
+        np.testing.assert_equal(dict(view.arrivals), {name: column[: view.step] for name, column in last.items()})
 
 
 def _of(policy):
