@@ -120,12 +120,22 @@ class _Clients:
 
     def utilities(self, clients: np.ndarray, decision: int, level: float) -> np.ndarray:
         """Util(i) of clients that are known; ``level``: the percentile of the preferred seconds T."""
-        limit = np.quantile(self.utility[self.known], self._clip)
+        limit = _quantile(self.utility[self.known], self._clip)
         value = np.minimum(self.utility[clients], limit)
         value = value + np.sqrt(0.1 * math.log(decision) / self.chosen_at[clients])
-        seconds, preferred = self._seconds[clients], np.percentile(self._seconds[self.known], level)
+        seconds, preferred = self._seconds[clients], _quantile(self._seconds[self.known], level / 100)
         slow: np.ndarray = np.where(seconds > preferred, value * (preferred / seconds) ** self._penalty, value)
         return slow
+
+
+def _quantile(values: np.ndarray, share: float) -> float:
+    """``np.quantile(values, share)``, bit for bit; its checks take ten times as long as to sort some hundred values."""
+    ordered = np.sort(values)
+    at = share * (len(ordered) - 1)
+    low = int(at)
+    before, after, part = float(ordered[low]), float(ordered[min(low + 1, len(ordered) - 1)]), at - low
+    step = after - before
+    return before + step * part if part < 0.5 else after - step * (1 - part)
 
 
 def _by_utility(rng: np.random.Generator, value: np.ndarray, count: int, cutoff: float) -> np.ndarray:

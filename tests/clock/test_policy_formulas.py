@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 from fedjax_async.clock import POLICIES, Finished, Policy, View, bind_policy, chance
+from fedjax_async.clock.oort import _quantile
 from tests.clock.test_policies import PRIOR, N
 
 
@@ -90,6 +91,13 @@ class Oort:
 OPTIONS = {"alpha": 1.5, "epsilon": 0.6, "decay": 0.9, "least": 0.25, "c": 0.8, "clip": 0.9, "level": 30.0,
            "pace": 15.0, "window": 4}  # fmt: skip
 SPEC = "oort:penalty=1.5,exploration=0.6,decay=0.9,least=0.25,cutoff=0.8,clip=0.9,percentile=30,pace=15,window=4"
+
+
+def test_the_quantiles_of_oort_are_those_of_numpy_bit_for_bit():
+    rng = np.random.default_rng(2)
+    for share in (0.0, 0.5, 0.95, 1.0, *rng.random(200)):
+        values = rng.lognormal(size=rng.integers(1, 30))
+        assert _quantile(values, share) == np.quantile(values, share)
 
 
 def test_oort_is_algorithm_1():
