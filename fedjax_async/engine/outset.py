@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from fedjax_async.clock.decisions import GrowingTable
+from fedjax_async.clock.record import SLACK
 from fedjax_async.engine.components import Components
 from fedjax_async.engine.evaluation import EvaluationPoints, Every, points_among
 from fedjax_async.engine.measures import NOTHING, Measures
@@ -25,13 +28,41 @@ class GrowingPoints:
         self._events.append({"time": np.zeros(0), "closes": np.zeros(0, np.bool_)})
         self.points = EvaluationPoints(np.zeros(0, np.int64), np.zeros(0))
         self.complete = False
+        self._steps = 0  # closed by all known arrivals
+        self._next: float = 0.0  # virtual time of the first evaluation that is not decided
 
-    def add(self, time: np.ndarray, closes: np.ndarray) -> None:
+    def add(self, time: Sequence[float] | np.ndarray, closes: Sequence[bool] | np.ndarray) -> None:
         """Add new arrivals; ``time``: when they are applied, ``closes``: whether they close their server step."""
+        if not len(time):
+            return
         self._events.append({"time": time, "closes": closes})
-        known = self._all(self._horizon)
-        decided = known.position < len(self.closes)  # the next arrival may come at the same time as the last
-        self.points = EvaluationPoints(*(column[decided] for column in known))
+        self._steps += sum(closes)
+        if self._decides(time[-1], self._steps - bool(closes[-1])):
+            known = self._all(self._horizon)
+            decided = int(np.searchsorted(known.position, len(self._events)))
+            self.points = EvaluationPoints(*(column[:decided] for column in known))
+            self._next = self._after(decided, known.time)
+
+    def _decides(self, time: float, steps: int) -> bool:
+        """Whether the last arrival, at ``time`` and after so many steps, decides an evaluation.
+
+        One after all arrivals is not decided: the next arrival may come at the same time.
+        """
+        every, decided = self._every, len(self.points.time)
+        if every.updates is not None:
+            return len(self._events) > decided * every.updates
+        if every.steps is not None:
+            return steps >= decided * every.steps
+        return not decided or time > self._next * SLACK
+
+    def _after(self, decided: int, times: np.ndarray) -> float:
+        """The time of the evaluation after so many; 0 if it changes with the end of the run."""
+        if self._horizon is not None or not decided:
+            return float(times[decided])
+        if self._every.time is not None:
+            return decided * self._every.time
+        moments = [moment for moment in sorted(self._every.at or ()) if moment > 0]
+        return 0.0 if self._every.at is None else [*moments, math.inf][decided - 1]
 
     def end(self, spent: bool) -> None:
         """The plan is complete; ``spent``: the run ends with its last arrival, not at its horizon."""
@@ -44,17 +75,17 @@ class GrowingPoints:
             self.points = EvaluationPoints(*(np.append(column, last) for column, last in zip(self.points, end)))
 
     def _all(self, horizon: float | None) -> EvaluationPoints:
-        return points_among(self._events.columns()["time"], self.closes, self._every, horizon)
+        return points_among(self._events.column("time"), self.closes, self._every, horizon)
 
     @property
     def times(self) -> np.ndarray:
         """When each arrival is applied."""
-        return self._events.columns()["time"]
+        return self._events.column("time")
 
     @property
     def closes(self) -> np.ndarray:
         """Which arrivals complete their server step; bool[E]."""
-        return self._events.columns()["closes"]
+        return self._events.column("closes")
 
     def due(self, first: int) -> list[int]:
         """The numbers of arrivals, ``first`` or more, after which there is a decided evaluation.
@@ -62,6 +93,8 @@ class GrowingPoints:
         ``first``: how many arrivals there were before the last :meth:`add`. So each evaluation is due only once.
         """
         position = self.points.position
+        if not len(position) or position[-1] < first:
+            return []
         return np.unique(position[np.searchsorted(position, first) :]).tolist()
 
 

@@ -9,10 +9,12 @@ import pytest
 
 from fedjax_async import clock
 from fedjax_async.clock import Choice, Limits, Policy
-from fedjax_async.engine import evaluation_points, growing_stack, programs, run_waves, trainers
+from fedjax_async.engine import Every, evaluation_points, growing_stack, programs, run_waves, trainers
 from fedjax_async.engine.adaptive import alone
 from fedjax_async.engine.adaptive_reference import ReferenceExecutor
 from fedjax_async.engine.checkpoint import Keeper
+from fedjax_async.engine.evaluation import points_among
+from fedjax_async.engine.outset import GrowingPoints
 from tests.engine.adaptive_problem import (
     DELAY,
     EVERY,
@@ -142,6 +144,21 @@ def test_windows_of_other_lengths_are_refused_too_when_a_run_is_resumed(tmp_path
         decided = Policy(window=lambda view, length=length: length)
         with refused:
             adaptive(alone, given, timing, decided, keeper=Keeper(tmp_path, 3, {}), **options)
+
+
+@pytest.mark.parametrize("every", [Every(updates=3), Every(steps=2), Every(time=0.7), Every(at=[0.5, 0.5, 1.5, 9.0])])
+@pytest.mark.parametrize("horizon", [None, 5.0])
+def test_evaluations_of_a_growing_plan_are_those_of_the_plan_so_far(every, horizon):
+    """All before the last known arrival; several arrivals come at the same time."""
+    rng = np.random.default_rng(5)
+    time, closes, low = np.sort(rng.integers(1, 50, 40) / 10), rng.random(40) < 0.6, 0
+    points = GrowingPoints(every, horizon)
+    while low < 40:
+        high = low + int(rng.integers(1, 4))
+        points.add(time[low:high].tolist(), closes[low:high].tolist())
+        known = points_among(time[:high], closes[:high], every, horizon)
+        same([column[known.position < min(high, 40)] for column in known], list(points.points))
+        low = high
 
 
 def test_no_job_is_trained_that_is_lost_though_the_server_learns_it_at_its_timeout():
