@@ -106,4 +106,5 @@ def hurry(*, size: int = 10, bound: int = 10) -> Timing:
         require_all_answer(scenario, "hurry", "answer each request")
         return plan_hurry(scenario, int(size), int(bound))
 
+    timing.ends_jobs = True  # type: ignore[attr-defined]
     return timing

@@ -91,4 +91,5 @@ def polling(*, length: float = 60.0, size: int = 10) -> Timing:
         check.require(size <= scenario.num_clients, "size", size, allowed)
         return plan_polling(scenario, float(length), int(size))
 
+    timing.ends_jobs = True  # type: ignore[attr-defined]
     return timing

@@ -4,6 +4,8 @@ A timing is ``timing(scenario) -> Schedule``; the factories, registry ``TIMINGS`
 has one definition, for any conditions: ``plan_buffer`` (``buffering.py``), ``plan_window``, ``plan_cohort``
 (``cohorts.py``). Without
 conditions other than ``max_staleness``, buffered timings use ``fast_paths.py``: the same schedule, faster.
+A timing says by an attribute what else a run must know: ``ends_jobs``, that a job has as many local steps as it has
+made when the server wants its upload, so that its client cannot know them; ``cuts_jobs``, that jobs come in two parts.
 
 Rules common to all: a client gets the current model at the moment of its dispatch, after the arrivals applied so far.
 It gets the next job only after its upload was applied (or its job was lost or called off). Jobs under way at the end of
@@ -182,6 +184,7 @@ def participation(*, probability: float = 0.5, spread: float = 0.0, length: floa
             failure_time=schedule.failure_time * length,
         )
 
+    timing.ends_jobs = True  # type: ignore[attr-defined]
     return timing
 
 

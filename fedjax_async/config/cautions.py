@@ -12,7 +12,8 @@ import numpy as np
 
 from fedjax_async.base import registry
 from fedjax_async.base.notices import RunWarning
-from fedjax_async.clock import Limits
+from fedjax_async.base.spec import Spec
+from fedjax_async.clock import Limits, Timing
 from fedjax_async.clock.availability import together
 from fedjax_async.clock.record import SLACK, Outcome
 from fedjax_async.clock.scenario import bind as bind_conditions
@@ -48,16 +49,14 @@ def caution(s: Settings, model: Model, data: FederatedData) -> None:
         )
 
 
-# Timings in which a job has as many local steps as it turns out to have made when the server wants its upload.
-UNFORESEEN = ("hurry", "participation", "polling")
-
-
-def caution_decay(s: Settings, timing: str) -> None:
-    """Warn of a learning rate that falls within each job; ``timing``: one that ends jobs unforeseen."""
+def caution_decay(s: Settings, timing: Spec | Timing, cuts: bool) -> None:
+    """Warn of a learning rate that falls within each job, with a timing that ends jobs, or that ``cuts`` them."""
     if isinstance(registry.spec("decay", DECAYS, s.decay).make(), WithinJob):
+        name = timing.name if isinstance(timing, Spec) else str(s.timing)
+        which = "each part of a job has" if cuts else "a job turns out to have, which its client cannot know"
         warnings.warn(
-            f"decay = {s.decay!r}: falls over the local steps that a job turns out to have, which its client cannot "
-            f"know with the timing {timing}; a decay over the server's steps, such as cosine, avoids it",
+            f"decay = {s.decay!r}: falls over the local steps that {which} with the timing {name}; "
+            "a decay over the server's steps, such as cosine, avoids it",
             RunWarning,
             stacklevel=2,
         )

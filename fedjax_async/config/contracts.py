@@ -270,7 +270,8 @@ def checked_timing(timing: Timing) -> Timing:
         check.require(have == count, "num_clients of timing's schedule", have, f"{count}, as in the scenario")
         return check_schedule(found)
 
-    planned.cuts_jobs = getattr(timing, "cuts_jobs", False)  # type: ignore[attr-defined]
+    for says in ("cuts_jobs", "ends_jobs"):
+        setattr(planned, says, getattr(timing, says, False))
     return planned
 
 

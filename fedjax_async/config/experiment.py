@@ -21,7 +21,7 @@ from fedjax_async.clock import TIMINGS, Decisions, Limits, NothingArrives, Timin
 from fedjax_async.config import contracts, own, plugins
 from fedjax_async.config.adaptive import adaptive, looking_of
 from fedjax_async.config.budget import refuse_budget
-from fedjax_async.config.cautions import UNFORESEEN, caution_decay, caution_evaluations, caution_own_timing
+from fedjax_async.config.cautions import caution_decay, caution_evaluations, caution_own_timing
 from fedjax_async.config.checked_parts import check_going_on, sent_by_own
 from fedjax_async.config.clients import client_of, compressing, traffic_of, with_ditto
 from fedjax_async.config.measures import measures_of
@@ -90,7 +90,9 @@ def prepare(
     if without_server(settings):
         return prepare_peers(settings, probes, planning)
     run = resolve(settings)
-    if getattr(made(run.timing), "cuts_jobs", False):
+    timing = made(run.timing)
+    ends, cuts = (getattr(timing, says, False) for says in ("ends_jobs", "cuts_jobs"))
+    if cuts:
         check_going_on(run)
     if run.settings.policy is not None:
         return _prepare_adaptive(run, probes, planning)
@@ -101,8 +103,8 @@ def prepare(
         size, jobs = run.timing.options["size"], run.timing.options["concurrency"] or schedule.num_clients
         if notices.SMALL * size < jobs:
             notices.warn_of_small_buffer(str(run.settings.method), size, jobs)
-    if isinstance(run.timing, Spec) and run.timing.name in UNFORESEEN:
-        caution_decay(run.settings, run.timing.name)
+    if ends or cuts:
+        caution_decay(run.settings, run.timing, cuts=cuts)
     return built(run, schedule, points, probes)
 
 

@@ -156,7 +156,8 @@ def linear(*, floor: float = 0.0) -> WithinJob:
     """Within each job, lower the learning rate linearly from its full value to ``floor`` times it.
 
     Local step k = 0, 1, ... of K has the factor ``1 - (1 - floor) k / K``. Every job begins anew. K is what the job has
-    in the schedule, also with timings whose clients cannot know it (``hurry``, ``participation``, ``polling``).
+    in the schedule, also with timings whose clients cannot know it (``hurry``, ``participation``, ``polling``), and
+    what a part of a job has with ``midway``.
     """
     check.in_range("floor", floor, 0.0, 1.0)
 

@@ -10,8 +10,10 @@ import pytest
 from flax import nnx
 
 from fedjax_async import Method, Settings, models, named, simulate
+from fedjax_async.clock import TIMINGS
 from fedjax_async.config import prepare
 from fedjax_async.config.cautions import caution_model
+from fedjax_async.local import going_on_training
 from fedjax_async.server import rule, scale_by_staleness
 from tests.told import warned
 
@@ -132,3 +134,17 @@ def test_a_decay_within_jobs_that_end_unforeseen_is_said():
     (line,) = said(polled | {"decay": "linear"})
     assert line.startswith("decay = 'linear': falls over the local steps that a job turns out to have")
     assert said(polled | {"decay": "cosine"}) == said(WORLD | UPDATES | {"decay": "linear"}) == []
+    parts = WORLD | UPDATES | {"timing": "midway", "client": going_on_training}
+    (line,) = said(parts | {"decay": "linear"})
+    assert line.startswith("decay = 'linear': falls over the local steps that each part of a job has with the")
+    assert said(parts) == []
+
+
+def test_a_timing_of_the_users_own_says_that_it_ends_jobs():
+    def hurried(scenario):
+        return TIMINGS["hurry"](size=2)(scenario)
+
+    assert said(WORLD | UPDATES | {"timing": named("hurried", hurried), "decay": "linear"}) == []
+    hurried.ends_jobs = True
+    (line,) = said(WORLD | UPDATES | {"timing": named("hurried", hurried), "decay": "linear"})
+    assert "which its client cannot know with the timing hurried;" in line
