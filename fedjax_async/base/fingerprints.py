@@ -10,7 +10,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import datetime
-import dis
 import enum
 import functools
 import hashlib
@@ -18,24 +17,21 @@ import importlib
 import importlib.machinery
 import logging
 import numbers
-import os
 import pathlib
 import re
 import sys
-import sysconfig
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib import metadata
+import weakref
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from fedjax_async.base import inputs
+from fedjax_async.base import code, inputs
+from fedjax_async.base.code import Contents
 
 LENGTH = 32  # characters
 _ADDED_LATER = ("class_names", "group_names", "client_names", "joint", "policy")  # fields that do not count if None
-
-Contents = Iterator[bytes | tuple[str, object]]  # bytes, and objects with a name for error messages
 
 
 def fingerprint(thing: object) -> str:
@@ -52,29 +48,6 @@ def fingerprint(thing: object) -> str:
     True
     """
     return _Reader().digest("it", thing).hex()
-
-
-@functools.cache
-def package_of(module: str) -> str | None:
-    """Name and version of the installed package that a module belongs to; ``None`` for the user's own code."""
-    top = module.partition(".")[0]
-    if top == "__main__":
-        return None
-    loaded = sys.modules.get(top)
-    file = getattr(loaded, "__file__", None) or next(iter(getattr(loaded, "__path__", ())), None)
-    if top in sys.stdlib_module_names:
-        library = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
-        if file is None or os.path.realpath(file).startswith(tuple(map(os.path.realpath, library))):
-            return top
-    installed = file is not None and {"site-packages", "dist-packages"} & set(pathlib.PurePath(file).parts)
-    if top != __name__.partition(".")[0] and not installed:
-        return None
-    try:
-        version = metadata.version(top)
-    except metadata.PackageNotFoundError:
-        owners = metadata.packages_distributions().get(top)
-        version = metadata.version(owners[0]) if owners else str(getattr(loaded, "__version__", ""))
-    return f"{top} {version}"
 
 
 class _Reader:
@@ -132,19 +105,35 @@ def _shown(thing: object) -> str:
 def _plain(thing: object) -> Contents:
     yield type(thing).__name__.encode()
     yield repr(thing).encode(errors="surrogatepass")
+    yield from _beside(thing)
 
 
 def _items(thing: Mapping[object, object]) -> Contents:
     yield from _class_part(thing, dict)
+    if isinstance(thing, (weakref.WeakKeyDictionary, weakref.WeakValueDictionary)):
+        return  # a memory of what was computed, as that of functools.singledispatch
     for key, value in thing.items():
         yield "a key", key
         yield str(key), value
+    if (default := getattr(thing, "default_factory", None)) is not None:
+        yield "default_factory", default
+    yield from _beside(thing)
 
 
 def _sequence(thing: Sequence[object]) -> Contents:
     yield from _class_part(thing, tuple, list, collections.deque)
     names = getattr(thing, "_fields", map(str, range(len(thing))))
     yield from ((of, one) for of, one in zip(names, thing) if one is not None or of not in _ADDED_LATER)
+    if (longest := getattr(thing, "maxlen", None)) is not None:
+        yield "maxlen", longest
+    yield from _beside(thing)
+
+
+def _beside(thing: object) -> Contents:
+    """The attributes of a container, a text or a number, if its class is the user's own."""
+    kind = type(thing)
+    if code.package_of(kind.__module__) is None and (names := _own_names(thing)):
+        yield from _attributes(kind, {name: vars(thing)[name] for name in names})
 
 
 def _class_part(thing: object, *plain: type) -> Contents:
@@ -167,129 +156,14 @@ def _array(thing: Any) -> Contents:
     if isinstance(thing, np.memmap) and (found := inputs.mapped(thing)) is not None:
         yield found.encode()
         return
+    if isinstance(thing, np.ma.MaskedArray):
+        yield "mask", np.ma.getmaskarray(thing)
     array = np.asarray(thing.detach().cpu().numpy() if hasattr(thing, "detach") else thing)  # PyTorch
     yield f"array {array.dtype.str} {array.dtype} {array.shape}".encode()
     if array.dtype.hasobject:
         yield "entries", array.tolist()
     else:
         yield hashlib.blake2b(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data).digest()
-
-
-# --- code -------------------------------------------------------------------------------------------
-
-_HAS_DOCSTRING = 0x4000000  # a flag of code objects, from Python 3.14 on
-_COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "<lambda>")
-_GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
-
-
-def _code(code: types.CodeType) -> Contents:
-    yield code.co_code
-    yield code.co_exceptiontable
-    counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
-    arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    yield repr((counts, arguments, code.co_names, len(code.co_freevars))).encode()
-    constants = list(code.co_consts)
-    function = code.co_flags & 1 and code.co_name not in _COMPREHENSIONS
-    if sys.version_info >= (3, 14):
-        function = code.co_flags & _HAS_DOCSTRING
-    if function and constants and isinstance(constants[0], str):
-        constants[0] = None  # the docstring
-    for constant in constants:
-        yield "a constant", constant
-
-
-def _function(thing: types.FunctionType) -> Contents:
-    module = thing.__globals__.get("__name__") or "__main__"
-    package, inner = package_of(module), "<locals>" in thing.__code__.co_qualname
-    if package is not None:
-        yield f"{package} {module} {thing.__code__.co_qualname} {thing.__code__.co_firstlineno}".encode()
-        if not inner:
-            return
-    for name, cell in zip(thing.__code__.co_freevars, thing.__closure__ or ()):
-        try:
-            yield f"{thing.__qualname__}'s {name}", cell.cell_contents
-        except ValueError:  # not yet set
-            yield b"an empty cell"
-    for number, default in enumerate(thing.__defaults__ or ()):
-        yield f"{thing.__qualname__}'s default {number}", default
-    for name, default in (thing.__kwdefaults__ or {}).items():
-        yield name.encode()
-        yield f"{thing.__qualname__}'s default of {name}", default
-    if package is None:
-        yield f"code of {thing.__qualname__}", thing.__code__
-        yield from _used(thing.__code__, thing.__globals__)
-
-
-def _used(code: types.CodeType, variables: Mapping[str, Any]) -> Contents:
-    """What code takes from its module: global variables, and what it imports itself."""
-    modules: dict[str, types.ModuleType | None] = {}
-    for step in dis.get_instructions(code):
-        if step.opname in _GLOBAL and step.argval in variables:
-            found = variables[step.argval]
-            if isinstance(found, types.ModuleType):
-                modules[found.__name__] = found
-            else:
-                yield step.argval.encode()
-                yield f"global variable {step.argval}", found
-        elif step.opname == "IMPORT_NAME" and step.argval:
-            try:
-                modules[step.argval] = importlib.import_module(step.argval)
-            except ImportError:
-                modules[step.argval] = None
-    for name, module in sorted(modules.items()):
-        yield from _from_module(name, module, code.co_names, set())
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _used(constant, variables)
-
-
-def _from_module(name: str, module: types.ModuleType | None, names: Iterable[str], seen: set[str]) -> Contents:
-    """A module, as used by code that mentions ``names``; of the user's own module, the attributes with these names."""
-    package = package_of(name)
-    yield f"{package or ''} {name}".encode()
-    if package is not None or module is None or name in seen:
-        return
-    for attribute in sorted(set(names) & set(vars(module))):
-        found = vars(module)[attribute]
-        yield attribute.encode()
-        if isinstance(found, types.ModuleType):
-            yield from _from_module(found.__name__, found, names, {*seen, name})
-        else:
-            yield f"{name}.{attribute}", found
-
-
-def _module(thing: types.ModuleType) -> Contents:
-    yield f"{package_of(thing.__name__) or ''} {thing.__name__}".encode()
-
-
-# What Python and the abstract base classes add to a class.
-_OF_CLASSES = frozenset((
-    "__module__", "__dict__", "__weakref__", "__doc__", "__qualname__", "__firstlineno__", "__static_attributes__",
-    "__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__", "__abstractmethods__",
-    "_abc_impl", "__orig_bases__", "__parameters__", "__dataclass_fields__", "__dataclass_params__",
-    "__match_args__", "__slotnames__", "__subclasshook__",
-))  # fmt: skip
-
-
-def _class(thing: type) -> Contents:
-    package = package_of(thing.__module__)
-    yield f"class {package or ''} {thing.__qualname__}".encode()
-    if package is not None:
-        return
-    for base in thing.__bases__:
-        yield "a base class", base
-    members = {name: member for name, member in vars(thing).items() if name not in _OF_CLASSES}
-    if issubclass(thing, tuple) and hasattr(thing, "_fields"):
-        yield "fields", (thing._fields, vars(thing).get("_field_defaults"))
-        made = (types.FunctionType, property, classmethod, staticmethod)
-        members = {name: m for name, m in members.items() if isinstance(m, made) and not name.startswith("_")}
-    for name in sorted(members):
-        if not isinstance(members[name], (types.MemberDescriptorType, types.GetSetDescriptorType)):
-            yield name.encode()
-            yield f"{thing.__qualname__}.{name}", members[name]
-    for field in dataclasses.fields(thing) if dataclasses.is_dataclass(thing) else ():
-        if field.default_factory is not dataclasses.MISSING:
-            yield f"default of {field.name}", field.default_factory
 
 
 # --- instances --------------------------------------------------------------------------------------
@@ -305,6 +179,13 @@ def _builtin(thing: types.BuiltinFunctionType) -> Contents:
     yield f"built-in {thing.__module__} {thing.__qualname__}".encode()
     if thing.__self__ is not None and not isinstance(thing.__self__, types.ModuleType):
         yield thing.__qualname__, thing.__self__
+
+
+def _ufunc(thing: np.ufunc) -> Contents:
+    """One of NumPy or SciPy, by its name; ``np.frompyfunc`` hides the function that it was made of."""
+    if {*"".join(thing.types)} <= {*"O->"}:
+        raise TypeError("it hides its function: give np.vectorize in place of np.frompyfunc")
+    return _described("ufunc", thing.__name__)
 
 
 def _generator(thing: np.random.Generator) -> Contents:
@@ -324,13 +205,13 @@ _SUFFIXES = tuple(importlib.machinery.EXTENSION_SUFFIXES)
 
 # The first entry with a matching type reads the object.
 _READERS: tuple[tuple[Any, Any], ...] = (
-    (type, _class),
+    (type, code.class_of),
     (enum.Enum, lambda thing: _described("enum", thing.name, type(thing))),
     ((type(None), bool, type(...), type(NotImplemented)), _plain),
     ((np.ndarray, np.generic), _array),
     ((str, bytes, bytearray, numbers.Number, range, slice, *_CALENDAR), _plain),
-    (types.CodeType, _code),
-    (types.FunctionType, _function),
+    (types.CodeType, code.code_of),
+    (types.FunctionType, code.function_of),
     (types.MethodType, lambda thing: _described("method", thing.__self__, thing.__func__)),
     (functools.partial, lambda thing: _described("partial", thing.func, thing.args, thing.keywords)),
     (types.BuiltinFunctionType, _builtin),
@@ -339,8 +220,10 @@ _READERS: tuple[tuple[Any, Any], ...] = (
     ((staticmethod, classmethod), lambda thing: _described(type(thing).__name__, thing.__func__)),
     (property, lambda thing: _described("property", thing.fget, thing.fset)),
     (functools.cached_property, lambda thing: _described("property", thing.func)),
-    (types.ModuleType, _module),
-    (np.ufunc, lambda thing: _described("ufunc", thing.__name__)),
+    (types.ModuleType, code.module_of),
+    (np.ufunc, _ufunc),
+    # without its memory, which fills when it is called
+    (np.vectorize, lambda v: _described("vectorize", v.pyfunc, v.signature, v.otypes, v.excluded)),
     (np.dtype, lambda thing: _described("dtype", str(thing))),
     (np.random.Generator, _generator),
     (logging.Logger, lambda thing: _described("logger", thing.name)),
@@ -361,10 +244,27 @@ def _special(thing: object) -> Contents | None:
     if (nnx := sys.modules.get("flax.nnx")) is not None and isinstance(thing, nnx.Module):
         return _described("nnx", type(thing), nnx.split(thing))
     if hasattr(thing, "__wrapped__"):
-        return _described("wrapper", type(thing).__qualname__, thing.__wrapped__)
+        return _wrapper(thing)
     if hasattr(thing, "__array__") and hasattr(thing, "dtype"):
         return _array(thing)
     return None
+
+
+def _wrapper(thing: Any) -> Contents:
+    """The function inside, and what else a wrapper in Python has, such as the rules of ``jax.custom_vjp``."""
+    kind = type(thing)
+    yield from _described("wrapper", kind.__qualname__, thing.__wrapped__)
+    if not any(map(_written_in_c, kind.__mro__[:-1])) and not _is_of_package(thing):
+        yield from _attributes(kind, {name: v for name, v in vars(thing).items() if not name.startswith("__")})
+
+
+def _is_of_package(wrapper: Any) -> bool:
+    """Whether an installed package has made this very wrapper, as ``jax.nn.relu``: then its name is enough."""
+    module, name = str(getattr(wrapper, "__module__", "")), str(getattr(wrapper, "__qualname__", ""))
+    found = getattr(sys.modules.get(module), name, None) if code.package_of(module) is not None else None
+    while found is not None and found is not wrapper:
+        found = getattr(found, "__wrapped__", None)
+    return found is wrapper
 
 
 def _instance(thing: object) -> Contents | None:
@@ -372,18 +272,30 @@ def _instance(thing: object) -> Contents | None:
     kind = type(thing)
     if any(map(_written_in_c, kind.__mro__[:-1])):
         return None
-    if dataclasses.is_dataclass(thing):
-        linen = any(base.__module__.startswith("flax.linen") for base in kind.__mro__)
-        names = [field.name for field in dataclasses.fields(thing) if not (linen and field.name == "parent")]
+    fields = [field.name for field in dataclasses.fields(thing)] if dataclasses.is_dataclass(thing) else None
+    if any(base.__module__.startswith("flax.linen") for base in kind.__mro__):
+        names = [name for name in fields or () if name != "parent"]
+    elif not hasattr(thing, "__dict__") and not any("__slots__" in vars(base) for base in kind.__mro__):
+        return None
     else:
-        slots = [vars(base).get("__slots__", ()) for base in kind.__mro__]
-        names = [name for one in slots for name in ((one,) if isinstance(one, str) else one)]
-        if not hasattr(thing, "__dict__") and not any("__slots__" in vars(base) for base in kind.__mro__):
-            return None
-        cached = {n for base in kind.__mro__ for n, v in vars(base).items() if isinstance(v, functools.cached_property)}
-        names += [name for name in vars(thing) if name not in cached] if hasattr(thing, "__dict__") else []
+        names = [*(fields or ()), *(name for base in kind.__mro__ for name in _slots(base)), *_own_names(thing)]
     names = sorted(set(names) - {"__dict__", "__weakref__"})
     return _attributes(kind, {name: getattr(thing, name) for name in names if hasattr(thing, name)})
+
+
+def _own_names(thing: object) -> list[str]:
+    """The names of the attributes of an object itself, without those of ``functools.cached_property``."""
+    bases = type(thing).__mro__
+    cached = {n for base in bases for n, v in vars(base).items() if isinstance(v, functools.cached_property)}
+    return [name for name in getattr(thing, "__dict__", ()) if name not in cached]
+
+
+def _slots(kind: type) -> list[str]:
+    """The names of the slots of a class; of ``__private`` ones, the names that Python gives them."""
+    named = vars(kind).get("__slots__", ())
+    start = f"_{kind.__name__.lstrip('_')}"
+    each = [named] if isinstance(named, str) else list(named)
+    return [start + name if name.startswith("__") and not name.endswith("__") else name for name in each]
 
 
 def _written_in_c(kind: type) -> bool:

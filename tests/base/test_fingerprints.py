@@ -26,8 +26,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedjax_async import Method, models, server
+from fedjax_async.base.code import package_of
 from fedjax_async.base.factories import options_of
-from fedjax_async.base.fingerprints import LENGTH, _sequence, fingerprint, package_of
+from fedjax_async.base.fingerprints import LENGTH, _sequence, fingerprint
 from fedjax_async.clock import DELAYS, TIMINGS
 from fedjax_async.compress import COMPRESSORS
 from fedjax_async.data import PARTITIONERS
@@ -157,6 +158,104 @@ def test_jax_arrays_and_keys_count_by_their_entries():
 def test_other_code_or_options_are_another_fingerprint(one, other):
     assert fingerprint(one) != fingerprint(other)
     assert len(fingerprint(one)) == LENGTH
+
+
+def straight_through(slope):
+    """A custom gradient: the value hides it."""
+    through = jax.custom_vjp(jnp.round)
+    through.defvjp(lambda x: (jnp.round(x), None), lambda _, cotangent: (slope * cotangent,))
+    return through
+
+
+class Wrapper:
+    def __init__(self, function, factor):
+        functools.update_wrapper(self, function)
+        self.factor = factor
+
+    def __call__(self, x):
+        return self.factor * self.__wrapped__(x)
+
+
+def with_attribute(value):
+    def f(x):
+        return f.factor * x
+
+    f.factor = value
+    return f
+
+
+def callable_tuple(value):
+    class Rule(NamedTuple):
+        left: int = 1
+        by = 2
+
+        def __call__(self, x):
+            return value * x
+
+    return Rule()
+
+
+def tuple_with_a_constant(value):
+    class Rule(NamedTuple):
+        left: int = 1
+        by = value
+
+    return Rule()
+
+
+class Extended(Scaled):
+    def __init__(self, factor, more):
+        super().__init__(factor)
+        object.__setattr__(self, "more", more)
+
+
+class Hidden:
+    __slots__ = ("__value",)
+
+    def __init__(self, value):
+        self.__value = value
+
+
+class Defaults(dict):
+    def __init__(self, default):
+        self.default = default
+
+    def __missing__(self, key):
+        return self.default
+
+
+HIDING = {
+    "custom gradient": straight_through,
+    "wrapper": lambda value: Wrapper(max, value),
+    "attribute of a function": with_attribute,
+    "method of a NamedTuple": callable_tuple,
+    "constant of a NamedTuple": tuple_with_a_constant,
+    "more than the fields of a dataclass": lambda value: Extended(1, value),
+    "private slot": Hidden,
+    "attribute of a dict": Defaults,
+    "default of a dict": lambda value: collections.defaultdict(closed_over(value)),
+    "length of a deque": lambda value: collections.deque([0], maxlen=value),
+    "mask": lambda value: np.ma.masked_equal([1.0, 2.0], value),
+}
+
+
+@pytest.mark.parametrize("hiding", HIDING)
+def test_what_an_object_does_not_show_counts_too(hiding):
+    make = HIDING[hiding]
+    assert fingerprint(make(1)) == fingerprint(make(1)) != fingerprint(make(2))
+
+
+def test_what_fills_with_use_does_not_count():
+    @functools.singledispatch
+    def kind(x):
+        return 0
+
+    by_entry = np.vectorize(lambda x: 2 * x, otypes=[float])
+    before = fingerprint((kind, by_entry))
+    assert (kind(1), by_entry([1])[0]) == (0, 2)
+    assert fingerprint((kind, by_entry)) == before
+    with pytest.raises(ValueError, match=r"it hides its function: give np\.vectorize"):
+        fingerprint(np.frompyfunc(lambda x: 2 * x, 1, 1))
 
 
 def test_other_arrays_of_a_module_are_another_fingerprint():
@@ -308,3 +407,49 @@ def test_fields_that_methods_got_later_do_not_count_while_they_are_not_given():
     parts = [list(_sequence(each))[2:] for each in (before, method)]  # without the class
     assert parts[0] == parts[1]
     assert fingerprint(method) != fingerprint(method._replace(policy="uniform"))
+
+
+PACKAGE = """
+from own_package import held
+
+def closed_over():
+    module = held
+    return lambda x: module.a * x
+
+def by_default(x, module=held):
+    return module.a * x
+
+def imported():
+    from own_package import held as here
+    return (lambda: here.a)()
+
+def relative():
+    from .held import a
+    return a
+
+def sibling():
+    from . import late
+    return late.a
+
+class Keeping:
+    def __init__(self):
+        self.module = held
+
+closure, keeping = closed_over(), Keeping()
+"""
+USES = ("closure", "by_default", "imported", "relative", "sibling", "keeping")
+
+
+@pytest.mark.parametrize("use", USES)
+def test_what_is_used_of_a_module_of_the_users_own_counts_wherever_the_module_is_held(use, tmp_path, monkeypatch):
+    (tmp_path / "own_package").mkdir()
+    for name, text in {"__init__": "", "held": "a = 1", "late": "a = 1", "rules": PACKAGE}.items():
+        (tmp_path / "own_package" / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    rules = importlib.import_module("own_package.rules")
+    before = fingerprint(getattr(rules, use))
+    importlib.import_module("own_package.late" if use == "sibling" else "own_package.held").a = 2
+    after = fingerprint(getattr(rules, use))
+    for name in [name for name in sys.modules if name.startswith("own_package")]:
+        del sys.modules[name]
+    assert before != after
