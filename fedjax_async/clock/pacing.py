@@ -11,7 +11,7 @@ from fedjax_async.clock.buffering import Timing, jobs_under_way, require_asked
 from fedjax_async.clock.event_queue import UPLOAD, Release
 from fedjax_async.clock.idle_clients import SUCCESSORS, IdleClients, idle_clients
 from fedjax_async.clock.record import SLACK
-from fedjax_async.clock.scenario import Scenario
+from fedjax_async.clock.scenario import Scenario, require_apart
 from fedjax_async.types import Schedule
 
 USUAL = 20  # jobs in flight in the authors' examples
@@ -75,6 +75,7 @@ def plan_pace(
             break
         tick = max(tick + 1, math.ceil(soonest / length / SLACK))  # at the others nothing happens
         now = tick * length
+        require_apart(length, now)
         if now > queue.horizon:
             break
         freed = paced.receive(min(now * SLACK, queue.horizon), now)

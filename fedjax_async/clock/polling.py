@@ -10,7 +10,7 @@ from fedjax_async.base import check
 from fedjax_async.clock import chance
 from fedjax_async.clock.buffering import Timing
 from fedjax_async.clock.record import SLACK, Record
-from fedjax_async.clock.scenario import Scenario, checked_durations, require_all_answer, too_short
+from fedjax_async.clock.scenario import Scenario, checked_durations, require_all_answer, require_apart, too_short
 from fedjax_async.types import Schedule
 
 
@@ -52,6 +52,7 @@ def plan_polling(scenario: Scenario, length: float, size: int) -> Schedule:
     while budget_left:
         poll = max(poll + 1, math.ceil(polled.first() / length / SLACK))  # polls without an answer change nothing
         now = poll * length
+        require_apart(length, now)
         if now > record.end:
             break
         made = polled.made(now)

@@ -94,6 +94,12 @@ def require_all_answer(scenario: Scenario, timing: str, why: str) -> None:
     check.require(scenario.conditions == NO_CONDITIONS, "timing", timing, allowed)
 
 
+def require_apart(length: float, now: float) -> None:
+    """``ValueError`` for looks of the server that are so close together that ``now`` plus ``length`` is ``now``."""
+    allowed = f"longer: at {now:.6g} s a look so soon after the last one comes at the same time"
+    check.require(now + length > now, "length", length, allowed)
+
+
 def too_short(client: int, time: float) -> ValueError:
     """The error for a job so short that its end equals its beginning in floating point."""
     if time == math.inf:

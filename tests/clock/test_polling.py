@@ -80,3 +80,10 @@ test_bad_options_are_refused = refusals(
 def test_what_may_keep_a_client_from_answering_is_refused(given):
     with pytest.raises(ValueError, match=r"^timing = 'polling': must be another one with availability"):
         planned(**given)
+
+
+@pytest.mark.parametrize("timing", ["polling:length=1e-300,size=2", "pace:length=1e-17,concurrency=2,unknown=3"])
+def test_looks_that_cannot_be_told_apart_are_refused(timing):
+    """They looped for ever: the moment of the next look was always the same."""
+    with pytest.raises(ValueError, match=r"^length = 1e-\d+: must be longer: at [\d.]+ s a look so soon after"):
+        make(timing, "lognormal:mean=9", updates=12)
