@@ -113,8 +113,10 @@ def link(
     """
     for field, value in (("down", down), ("up", up)):
         check.optional(check.real_positive, field, value)
-    for field, value in (("latency", latency), ("jitter", jitter), ("heterogeneity", heterogeneity)):
+    check.real_non_negative("latency", latency)
+    for field, value in (("jitter", jitter), ("heterogeneity", heterogeneity)):
         check.real_non_negative(field, value)
+        check.in_range(field, value, 0, 10)  # as of delays: with more, hardly any message takes time
 
     if down is up is None and latency == 0:
         text = "network: a link without down, up and latency has no effect: its messages take no time"

@@ -104,7 +104,7 @@ def wcp(
     check.whole("k", k, 1, MOST_CENTROIDS)
     check.non_negative("tolerance", tolerance)
     if isinstance(max_iter, numbers.Real):
-        check.whole("max_iter", max_iter, 1)
+        check.whole("max_iter", max_iter, 1, 2**31 - 1)
     rules = registry.find("reference", clustering.REFERENCES, reference)
     needed = init is None or rules.refilled
     check.require(key is not None or not needed, "key", key, "a random key (unless init is given and nothing refilled)")
@@ -210,7 +210,7 @@ def nearest_centroids(*, k: int = 32, max_iter: int = 3, tolerance: Traced = 0.0
     98 to 99.7 % of ||x||^2 of Gaussian numbers. ``max_iter`` and ``tolerance`` as in ``wcp``.
     """
     check.whole("k", k, 2, MOST_CENTROIDS)
-    check.whole("max_iter", max_iter, 1)
+    check.whole("max_iter", max_iter, 1, 2**31 - 1)
     check.non_negative("tolerance", tolerance)
     rules = clustering.REFERENCES["paper"]
 

@@ -95,7 +95,7 @@ def qsgd(*, levels: Traced = 7, scaled: bool = False, bucket: int | None = None,
     check.one_of("scaled", scaled, [True, False])
     check.one_of("norm", norm, NORMS)
     if bucket is not None:
-        check.whole("bucket", bucket, 1)
+        check.whole("bucket", bucket, 1, 2**31 - 1)
 
     def quantised(x: Array, random: Array, steps: Array, count: int) -> tuple[Array, Array]:
         """The levels of x under one norm, and the norm that is sent."""

@@ -134,6 +134,7 @@ def natural(*, groups: np.ndarray | None = None) -> Partitioner:
         check_clients(len(labels), num_clients)
         if groups is None:
             raise ValueError("partitioner = 'natural': needs groups, and this data set has no natural owners")
+        require(np.ndim(groups) == 1, "groups", groups, "an array: the owner of each example, which a text cannot give")
         require(len(groups) == len(labels), "groups", f"{len(groups)} entries", f"one for each of {len(labels)}")
         owners, owner = np.unique(groups, return_inverse=True)
         require(num_clients <= len(owners), "num_clients", num_clients, f"at most the {len(owners)} natural owners")

@@ -218,6 +218,7 @@ def erdos_renyi(*, p: float | None = None, directed: bool = False) -> TopologyMo
 
     def make(n: int, seed: int) -> nx.Graph:
         share = min(1.0, 2 * math.log(n) / n) if p is None else p
+        share = share if 1.0 - share < 1.0 else 0.0  # networkx divides by log(1 - p)
         return _networkx().fast_gnp_random_graph(n, share, seed, directed)
 
     return _connected(make, f"p = {p}")

@@ -190,6 +190,7 @@ def orthodyn(
       server_lr: ``eta > 0``.
       per: the whole vector (``whole``), layers (``layer``) or single tensors (``tensor``), each corrected by itself.
     """
+    check.kind("phases", phases, str, "two or three names joined by +")
     names = phases.split("+")
     for name in names:
         registry.find("phases", PHASES, name)
