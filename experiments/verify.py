@@ -25,7 +25,7 @@ from plan import chosen, options_of
 from plan_rows import Row
 from scripts import HERE, call
 
-OF_THE_MACHINE = ("hardware", "jax")
+OF_THE_MACHINE = ("hardware", "jax", "trained on")
 SAME = 1e-9  # relative: sums in another order
 NOT_TABLES = ("_curves.csv", "_clients.csv", "_runs.csv", "_tuning.csv", "_refused.csv", "_bound.csv")  # what is kept
 OF_RUNS = ("comparison/small", "comparison/small_ranks", "comparison/small_tests")

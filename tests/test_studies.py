@@ -192,6 +192,28 @@ def test_only_files_of_curves_are_known(orthofl, tmp_path, name, why):
         orthofl.known_runs.curves_file(str(tmp_path / name))
 
 
+def test_curves_name_the_machine_of_each_run_and_tables_those_of_known_runs(orthofl, monkeypatch, tmp_path):
+    shared, known_runs, common = orthofl.shared, orthofl.known_runs, orthofl.shared.common
+    older, file = tmp_path / "older_curves.csv", tmp_path / "table_mnist_curves.csv"
+    setting = {"dataset": "fashion_mnist_6k", "seed": 0}
+    known_runs.write(older, {known_runs.key(setting): known_runs.Known("a", 0, make_run([0.1, 0.5]))})
+    assert "machine" not in older.read_text(), "as in files without it"
+
+    def run(known, seeds):
+        given = argparse.Namespace(name="table", out=tmp_path, seeds=seeds, quiet=True, known=known, scale="smoke")
+        shared.run_variants("mnist", {"dataset": "fashion_mnist_6k"}, [shared.Variant("a", {})], given)
+        shared.report([{"rule": "a"}], given)
+        return next(csv.DictReader((tmp_path / "table.csv").read_text().splitlines())).get("trained on")
+
+    monkeypatch.setattr(shared, "_train", lambda base, points, folder, given: [make_run([0.1, 0.5])] * len(points))
+    monkeypatch.setattr(common, "machine", lambda: "one GPU, JAX 1")
+    assert run([older], seeds=2) == "not recorded; one GPU, JAX 1"
+    assert [known.machine for known in known_runs.read([file]).values()] == ["", "one GPU, JAX 1"]
+    monkeypatch.setattr(common, "machine", lambda: "two CPUs, JAX 2")
+    assert run([file], seeds=3) == "not recorded; one GPU, JAX 1; two CPUs, JAX 2"
+    assert run([], seeds=1) is None, "all on the machine of the column hardware"
+
+
 def test_columns_that_only_some_runs_have_are_kept(orthofl, tmp_path):
     known_runs = orthofl.known_runs
     plain = make_run([0.1, 0.2])

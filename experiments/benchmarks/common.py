@@ -31,6 +31,11 @@ def hardware() -> str:
     return host if device.platform == "cpu" else f"{device.device_kind}; {host}"
 
 
+def machine() -> str:
+    """The hardware, and the version of JAX."""
+    return f"{hardware()}, JAX {jax.__version__}"
+
+
 def both_clocks() -> np.ndarray:
     """Elapsed seconds, and processor seconds of this process with all its threads; float64[2]."""
     return np.array([time.perf_counter(), time.process_time()])

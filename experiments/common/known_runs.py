@@ -2,8 +2,9 @@
 
 A script with the option ``--known`` writes ``NAME_TASK_curves.csv`` beside its table. Given such files, it trains only
 those of its runs that are not in them. A run is recognised by a hash of its settings (with seed and time budget); the
-version of the package is not recorded. Only evaluations and the number of updates are kept: these runs have no
-settings, parameters, counters or schedule.
+version of the package is not recorded, but the machine and the version of JAX are, in the column ``machine`` (older
+files lack it). Only evaluations and the number of updates are kept: these runs have no settings, parameters, counters
+or schedule.
 
 What a table needs of single clients, such as their own accuracies, is in ``NAME_TASK_clients.csv`` beside the curves,
 one row per run and client. It is read with them, as ``per_client`` of the runs.
@@ -32,6 +33,7 @@ from fedjax_async.types import Run
 # RUN: types of the columns with one value per run. EVALUATIONS: of those with one value per evaluation; all others,
 # such as bytes, are float64.
 RUN = {"settings": "U12", "variant": "U99", "seed": "i8", "updates": "i8"}
+MACHINE = {"machine": "U199"}  # after these; left out if no run has one
 EVALUATIONS = {"time": "f8", "update": "i8", "step": "i8", "accuracy": "f4", "loss": "f4"}
 # Types of the columns with one value per client; those with one per evaluation, "own_accuracy 0", ..., are float32.
 CLIENTS = {"settings": "U12", "client": "i8", "joined": "f8", "uploads": "i8", "staleness": "i8"}
@@ -52,6 +54,7 @@ class Known(NamedTuple):
     variant: str
     seed: int
     run: Run
+    machine: str = ""  # that trained it, and its version of JAX; empty: not recorded
 
 
 def with_known(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -124,19 +127,20 @@ def read(paths: Iterable[Path]) -> dict[str, Known]:
     found: dict[str, Known] = {}
     for path in paths:
         per_client = _read_clients(clients_file(path))
-        table = files.csv_columns(path.read_bytes(), collections.defaultdict(lambda: "f8", RUN | EVALUATIONS))
+        table = files.csv_columns(path.read_bytes(), collections.defaultdict(lambda: "f8", RUN | MACHINE | EVALUATIONS))
         for name in dict.fromkeys(table["settings"].tolist()):
             rows = {column: values[table["settings"] == name] for column, values in table.items()}
             evaluations = {
                 column: values
                 for column, values in rows.items()
-                if column in EVALUATIONS or (column not in RUN and not np.isnan(values).all())
+                if column in EVALUATIONS or (column not in RUN | MACHINE and not np.isnan(values).all())
             }
             updates = {"client": np.zeros(rows["updates"][0], np.int32)}
             # shorter runs have empty cells after their last evaluation
             of_clients = {k: v[: len(rows["time"])] if v.ndim > 1 else v for k, v in per_client.get(name, {}).items()}
             run = Run({}, (), evaluations, updates, of_clients, {}, None)
-            found[name] = Known(str(rows["variant"][0]), int(rows["seed"][0]), run)
+            machine = str(rows["machine"][0]) if "machine" in rows else ""
+            found[name] = Known(str(rows["variant"][0]), int(rows["seed"][0]), run, machine)
     return found
 
 
@@ -162,10 +166,12 @@ def _read_clients(path: Path) -> dict[str, dict[str, np.ndarray]]:
 def write(path: Path, found: Mapping[str, Known]) -> None:
     """Write the evaluations of runs, by key, and their ``per_client`` beside. Files get their names when complete."""
     evaluated = list(dict.fromkeys(column for known in found.values() for column in known.run.evaluations))
-    columns: dict[str, list[np.ndarray]] = {name: [] for name in [*RUN, *evaluated]}
-    for name, (variant, seed, run) in found.items():
+    machine = list(MACHINE) if any(known.machine for known in found.values()) else []
+    columns: dict[str, list[np.ndarray]] = {name: [] for name in [*RUN, *machine, *evaluated]}
+    for name, (variant, seed, run, trained_on) in found.items():
         count = len(run.evaluations["time"])
         same = {"settings": name, "variant": variant, "seed": seed, "updates": len(run.updates["client"])}
+        same |= dict.fromkeys(machine, trained_on)
         for column, value in same.items():
             columns[column].append(np.full(count, value))
         for column in evaluated:

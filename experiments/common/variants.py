@@ -135,6 +135,9 @@ def run_variants(
     if known and not any(key in known for key in keys):
         print("  none of the runs in --known has these settings: is it a file of this scale?", file=sys.stderr)
     of_key = {key: found.run for key, found in known.items()}
+    machines = {key: known[key].machine if key in known else common.machine() for key in keys}
+    if known:
+        given.trained_on = {*getattr(given, "trained_on", ()), *(each or "not recorded" for each in machines.values())}
     folder = given.out / "runs" / task
 
     def keep(key: str, run: Run) -> None:
@@ -143,11 +146,15 @@ def run_variants(
     def write() -> None:
         path = given.out / f"{given.name}_{task}{known_runs.CURVES_END}"
         before = known_runs.read([path] if path.is_file() else []) | known
-        made = {k: (n, p["seed"], of_key[k]) for k, n, p in zip(keys, names, points) if k in of_key}
+        made = {
+            key: known_runs.Known(name, point["seed"], of_key[key], machines[key])
+            for key, name, point in zip(keys, names, points)
+            if key in of_key
+        }
         if clients is None:
-            made = {k: (n, seed, run._replace(per_client={})) for k, (n, seed, run) in made.items()}
+            made = {key: one._replace(run=one.run._replace(per_client={})) for key, one in made.items()}
         if made:
-            known_runs.write(path, before | {k: known_runs.Known(*each) for k, each in made.items()})
+            known_runs.write(path, before | made)
 
     if limited:
         for key, point in absent.items():
@@ -261,8 +268,11 @@ def over_tasks(given: argparse.Namespace, reason: Callable[[str], str | None], r
 def report(
     rows: Sequence[Mapping[str, Any]], given: argparse.Namespace, *, decimals: Mapping[str, int] | None = None
 ) -> None:
-    """Print the table and write ``NAME.csv`` and ``NAME.md`` in the output folder; the CSV names the hardware."""
-    flat = []
+    """Print the table and write ``NAME.csv`` and ``NAME.md`` in the output folder; the CSV names the hardware.
+
+    A table with runs of ``--known`` files also has the column ``trained on``: the machines of its runs.
+    """
+    flat, of_runs = [], "; ".join(sorted(getattr(given, "trained_on", ())))
     for row in rows:
         cells: dict[str, Any] = {}
         for column, value in row.items():
@@ -270,7 +280,7 @@ def report(
             cells[column] = value.mean if spread else value
             if spread:
                 cells[f"{column} std"] = value.std
-        flat.append(cells | {"scale": given.scale})
+        flat.append(cells | {"scale": given.scale} | ({"trained on": of_runs} if of_runs else {}))
     columns = list(dict.fromkeys(column for row in flat for column in row))
     common.save_table(
         [{column: row.get(column) for column in columns} for row in flat], given.out / f"{given.name}.csv"
