@@ -1,6 +1,6 @@
 """The page of the bridges is executed; a rule inside Flower's rounds does what the engine does.
 
-Tests that need other packages are slow ones: ``python -m pytest -m slow tests/test_bridges.py``.
+Tests that need other packages are slow ones: ``python -m pytest -m slow tests/bridges/test_bridges.py``.
 """
 
 from __future__ import annotations
@@ -54,6 +54,19 @@ def test_ours_runs_from_a_file_of_pytorch_and_writes_one(tmp_path):
     found = models.read_safetensors(tmp_path / "ours.safetensors")
     assert {name: array.shape for name, array in found.items()} == {name: a.shape for name, a in start.items()}
     assert all(np.abs(found[name] - array).max() > 1e-4 for name, array in start.items())
+
+
+def test_the_changes_of_the_pages_table_are_accepted_for_its_job(tmp_path):
+    cells = [code for line in PAGE.splitlines() if line.startswith("| ") for code in re.findall(r"`(.*?)`", line)]
+    sweeps = [code for code in cells if code.startswith("sweep(")]
+    changes = [code for code in cells if code not in sweeps]
+    assert len(sweeps) == 1 and len(changes) >= 4, cells
+    own = OURS.partition("run = ")[0] + "job |= {'model': 'logistic', 'initial': None, 'steps': 1}\n"
+    code = "from fedjax_async import Settings, sweep\n" + own + f"assert len({sweeps[0]}.points) == 12\n"
+    code += "".join(f"Settings(**{{**job, **dict({change})}})\n" for change in changes)
+    (tmp_path / "changes.py").write_text(code)
+    done = forked.python([str(tmp_path / "changes.py")], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
