@@ -14,7 +14,7 @@ from fedjax_async.config.earlier import CHANGED, Earlier
 from fedjax_async.config.methods import method_of
 from fedjax_async.config.paths import changed
 from fedjax_async.config.settings import as_dict, fields_of, from_dict
-from fedjax_async.engine.components import numbers_of
+from fedjax_async.engine.components import parted
 from tests.told import warned
 
 TINY = {"model": "logistic", "steps": 1, "lr": 0.05, "partition": "iid", "delay": "constant"}
@@ -29,7 +29,7 @@ def before(method, **given):
 
 def meant(settings):
     chosen = method_of(settings.method)
-    return numbers_of(chosen.rule)["server.server_lr"], settings.timing or chosen.timing
+    return parted(chosen.rule)[1]["server.server_lr"], settings.timing or chosen.timing
 
 
 OLD = {
@@ -99,7 +99,7 @@ DEFAULTS = {
 def test_the_defaults_are_fixed_and_those_of_the_docstring(method):
     numbers, timing = DEFAULTS[method]
     chosen = method_of(method)
-    found = {name.removeprefix("server."): value for name, value in numbers_of(chosen.rule).items()}
+    found = {name.removeprefix("server."): value for name, value in parted(chosen.rule)[1].items()}
     assert (found, chosen.timing) == (numbers, timing)
     with pytest.raises(ValueError, match=r"at most the 4 clients in flight .*METHOD@buffer:size=4"):
         prepare(Settings(method=method, clients=4, updates=6, **TINY))

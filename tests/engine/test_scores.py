@@ -24,7 +24,7 @@ from fedjax_async.data import Federation, federate
 from fedjax_async.data.federated import client_rows
 from fedjax_async.engine import programs, reference_scores, run_reference, run_waves
 from fedjax_async.engine.client_scores import client_columns
-from fedjax_async.engine.evaluation import make_evaluate, owners, validation_part
+from fedjax_async.engine.evaluation import mean_scores, owners, validation_part
 from fedjax_async.engine.measures import FINE_TUNING, Measures, Sample, over_clients, training_rows
 from fedjax_async.local import job_key, local_training, run_job
 from fedjax_async.models import METRICS, Metric
@@ -153,7 +153,7 @@ def test_models_in_bfloat16_are_scored_in_float32():
     x = np.linspace(-1, 2, 320).reshape(-1, 1).astype(jnp.bfloat16)
     y, owner = (x[:, 0] > 1).astype(np.int32), np.repeat([0, 1], [300, 20]).astype(np.int32)
     params = {"w": jnp.ones((1, 1), jnp.bfloat16)}
-    found = make_evaluate(model, total=320, labels=True, num_clients=2)(params, x, y, jnp.asarray(owner))
+    found = mean_scores(model, params, x, y, jnp.asarray(owner), total=320, labels=True, num_clients=2)
     oracle = reference_scores.Tests(model, x, y).whole(params, owner, 2)
     for name, values in (("loss", x[:, 0].astype(np.float64)), ("accuracy", y == 0)):
         want = [values[owner == who].mean() for who in (0, 1)]
