@@ -284,7 +284,7 @@ def run_segment(
     return after, tree.loop("finish", going_on // part, -(-own // part), finish, done)
 
 
-class InTurn(NamedTuple):
+class OneByOne(NamedTuple):
     """The program that trains jobs one after the other, any number of them, all steps of each."""
 
     kind: JobKind

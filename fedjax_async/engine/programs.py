@@ -42,8 +42,8 @@ MOST_MAPS = 25_000  # memory maps of the process; above that, compiled programs 
 
 @lru_cache(maxsize=64)
 def start(server: Server, client: Client, facts: StackFacts, slots: int, mesh: Mesh | None) -> Wrapped:
-    """Jitted ``serving.Start.start``."""
-    return jitted(serving.Start(server, client, facts, slots).start, out_shardings=everywhere(mesh))
+    """Jitted ``serving.Starting.start``."""
+    return jitted(serving.Starting(server, client, facts, slots).start, out_shardings=everywhere(mesh))
 
 
 @lru_cache(maxsize=64)
@@ -58,12 +58,12 @@ def zeros(shapes: Any, mesh: Mesh | None) -> Wrapped:
 
 @lru_cache(maxsize=256)
 def train(kind: JobKind, width: int, batching: str, mesh: Mesh | None) -> Wrapped:
-    """Jitted ``kernels.Together.train`` or ``kernels.InTurn.train``; donates the batch's buffers.
+    """Jitted ``kernels.Together.train`` or ``kernels.OneByOne.train``; donates the batch's buffers.
 
     A loop has no width: it is 0.
     """
     devices, vmapped = 1 if mesh is None else mesh.size, batching == "vmap"
-    made = kernels.Together(kind, width, devices).train if vmapped else kernels.InTurn(kind, devices).train
+    made = kernels.Together(kind, width, devices).train if vmapped else kernels.OneByOne(kind, devices).train
     if mesh is not None:
         whole, share = everywhere(mesh).spec, spread(mesh).spec  # type: ignore[union-attr]
         # every device runs its own loops, of its own length: nothing is exchanged while training

@@ -33,7 +33,7 @@ from fedjax_async.types import Array, Arrival, Info, Message, Params, State
 Received = tuple[State, State, Info]  # what a rule's ``receive`` returns
 
 
-class Start(NamedTuple):
+class Starting(NamedTuple):
     """The beginning of runs."""
 
     server: Server
