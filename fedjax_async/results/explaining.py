@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_async.base import check, disk, home
+from fedjax_async.clock import check_schedule
 from fedjax_async.config import Settings, execute
 from fedjax_async.config.concerns import without_effect
 from fedjax_async.config.experiment import built, planned, resolve
@@ -182,7 +183,7 @@ def _plan_of(run: Run, resolved: Resolved) -> tuple[Schedule, EvaluationPoints]:
     """The schedule and the evaluation points of the run: planned again; with a policy, the schedule that it made."""
     if resolved.settings.policy is None:
         return planned(resolved)
-    return run.schedule, evaluation_points(run.schedule, every_of(resolved.settings))
+    return run.schedule, evaluation_points(check_schedule(run.schedule), every_of(resolved.settings))
 
 
 def _quiet(report: Progress) -> Progress:
