@@ -27,9 +27,13 @@ def require_usable(model: Model, optimizer: optax.GradientTransformation) -> Non
     """Raise ``ValueError`` if with this model or optimiser the noise would not protect an example."""
     allowed = "left out: the model has running statistics (BatchNorm), which mix the examples of a batch"
     check.require(model.train is None, "privacy", "dp_sgd", allowed)
-    steps = gradients_a_step(optimizer)
+    require_one_gradient(gradients_a_step(optimizer))
+
+
+def require_one_gradient(count: int | str) -> None:
+    """Raise ``ValueError`` unless an optimiser computes one gradient a step."""
     allowed = "one that computes one gradient a step, with dp_sgd: the noise is drawn once"
-    check.require(steps == 1, "optimizer", f"one with {steps} gradients a step", allowed)
+    check.require(count == 1, "optimizer", f"one with {count} gradients a step", allowed)
 
 
 def noised_gradient(

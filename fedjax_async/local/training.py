@@ -12,7 +12,7 @@ import optax
 
 from fedjax_async.base import check, tree
 from fedjax_async.local.batches import batch, seed_of, stored_batch
-from fedjax_async.local.dp_sgd import DPSGDOptions, noised_gradient, require_usable
+from fedjax_async.local.dp_sgd import DPSGDOptions, noised_gradient, require_one_gradient, require_usable
 from fedjax_async.local.job import gradients_a_step
 from fedjax_async.local.private import keeping
 from fedjax_async.local.proximal_metrics import ProximalMetric, metric_of
@@ -121,6 +121,8 @@ def local_training(
         factor = decay_factor(scale, message, k, jnp.asarray(message.local_steps))
 
         def slope(weights: Params, _: object) -> Params:
+            if per_example is not None:
+                require_one_gradient("several")  # whatever the optimiser's attribute ``gradients`` says
             return total(loss_gradient(weights)[0], weights)
 
         new, state = tree.optimize(optimizer, total(gradient, old), work.optimizer, old, factor, grad_fn=slope)

@@ -75,6 +75,11 @@ def test_what_would_not_protect_an_example_is_refused():
     sam = sharpness_aware(optax.sgd(0.1), lambda gradient, weights: gradient)
     with pytest.raises(ValueError, match="optimizer = 'one with 2 gradients a step': must be one that computes one"):
         local_training(MODEL, optimizer=sam, per_example=DPSGDOptions(1.0, 1.0))
+    within = local_training(
+        MODEL, optimizer=optax.chain(sam), per_example=DPSGDOptions(1.0, 1.0)
+    )  # not seen from outside
+    with pytest.raises(ValueError, match="optimizer = 'one with several gradients a step': must be one that computes"):
+        run_job(within, jax.random.key(0), message(), (), client_data(), 1)
     batch_norm = MODEL._replace(train=lambda params, x, key, mask: (x, params))
     with pytest.raises(ValueError, match="privacy = 'dp_sgd': must be left out: the model has running statistics"):
         local_training(batch_norm, optimizer=optax.sgd(0.1), per_example=DPSGDOptions(1.0, 1.0))
