@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -128,14 +128,27 @@ def points_among(
     return EvaluationPoints(position, time, closed[position])
 
 
-def owners(data: FederatedData) -> np.ndarray:
-    """Which client each test row belongs to (N for none); int32[T]. ``ValueError`` without test rows of clients."""
+class Owned(NamedTuple):
+    """The test rows of the clients, in order of the rows: an entry for each row of each client, who may share rows."""
+
+    row: Any  # int32[E], E >= T
+    client: Any  # int32[E]; N: an entry of no client, which fills up to T
+
+    def sums(self, values: Array, num_clients: int) -> Array:
+        """The sum of ``values`` [T, ...] over each client's rows, [N, ...]."""
+        return jax.ops.segment_sum(values[self.row], self.client, num_clients + 1)[:-1]
+
+
+def owners(data: FederatedData) -> Owned:
+    """Which test rows belong to each client, on the host. ``ValueError`` without test rows of clients."""
     if data.test_order is None or data.test_size is None or data.test_offset is None:
         raise ValueError("per_client = True: needs data with a test split per client (see test_fraction)")
-    owner = np.full(len(data.test_y), len(data.size), np.int32)
     rows = np.asarray(data.test_order)[spans(data.test_offset, data.test_size)]
-    owner[rows] = np.repeat(np.arange(len(data.size), dtype=np.int32), data.test_size)
-    return owner
+    order, length = np.argsort(rows, kind="stable"), max(len(data.test_y), len(rows))
+    row, client = np.zeros(length, np.int32), np.full(length, len(data.size), np.int32)
+    row[: len(rows)] = rows[order]
+    client[: len(rows)] = np.repeat(np.arange(len(data.size), dtype=np.int32), data.test_size)[order]
+    return Owned(row, client)
 
 
 BATCH = 500  # test rows that are read at a time
@@ -177,7 +190,7 @@ def mean_scores(
     params: Params,
     test_x: Array,
     test_y: Array,
-    owner: Array | None = None,
+    owner: Owned | None = None,
     *,
     total: int,
     labels: bool,
@@ -186,14 +199,14 @@ def mean_scores(
     """``{loss, accuracy[, client_loss, client_accuracy]}``: means over the ``total`` rows of the test set.
 
     Without ``labels`` (targets are not classes), accuracy is NaN. With ``num_clients`` also the means over each
-    client's own rows, [N], NaN for a client without test rows; ``owner`` is then int32[total].
+    client's own rows, [N], NaN for a client without test rows; ``owner`` then says which rows these are.
     """
     loss, hit = each_row(lambda x, y: loss_and_hit(model, labels, params, x, y), test_x, test_y, total)
     out = {"loss": jnp.mean(loss), "accuracy": jnp.mean(hit)}
     if num_clients is not None and owner is not None:
-        count = jax.ops.segment_sum(jnp.ones_like(loss), owner, num_clients + 1)[:-1]
+        count = owner.sums(jnp.ones_like(loss), num_clients)
         for name, values in (("client_loss", loss), ("client_accuracy", hit)):
-            out[name] = jax.ops.segment_sum(values, owner, num_clients + 1)[:-1] / count
+            out[name] = owner.sums(values, num_clients) / count
     return out
 
 
@@ -243,8 +256,8 @@ class OwnTests(NamedTuple):
     weight: Array  # float[N], example counts
 
 
-# test inputs, targets, the owner of each test example, own tests, validation part
-RunTests = tuple[Array, Array, Array | None, OwnTests | None, ClientData | None]
+# test inputs, targets, the test examples of each client, own tests, validation part
+RunTests = tuple[Array, Array, Owned | None, OwnTests | None, ClientData | None]
 
 
 def differs(components: Components, params: Params) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 from fedjax_async.base import check
 from fedjax_async.data.memmap import spans
 from fedjax_async.engine.components import Client
-from fedjax_async.engine.evaluation import OwnTests, each_row, loss_and_hit, own_tests
+from fedjax_async.engine.evaluation import Owned, OwnTests, each_row, loss_and_hit, own_tests
 from fedjax_async.local import job_key, part_mean, rows_at_a_time, run_steps
 from fedjax_async.models.metrics import Metric
 from fedjax_async.types import Array, ClientAlgorithm, ClientData, FederatedData, Key, Message, Model, Params, Schedule
@@ -162,14 +162,14 @@ def make_metrics(
 ) -> Callable[..., dict[str, Array]]:
     """``evaluate(params, test_x, test_y, owner) -> {NAME[, client_NAME]}``; see ``evaluation.mean_scores``."""
 
-    def evaluate(params: Params, test_x: Array, test_y: Array, owner: Array | None) -> dict[str, Array]:
+    def evaluate(params: Params, test_x: Array, test_y: Array, owner: Owned | None) -> dict[str, Array]:
         found = each_row(lambda x, y: values_of(metrics, model.apply(params, x), y), test_x, test_y, total)
         out = finished(metrics, jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), found), jnp.int32(total))
         if num_clients is None or owner is None:
             return out
 
         def sums(leaf: Array) -> Array:
-            return jax.ops.segment_sum(leaf, owner, num_clients + 1)[:-1]
+            return owner.sums(leaf, num_clients)
 
         count = sums(jnp.ones(total, jnp.result_type(float)))
         share = jax.tree.map(lambda leaf: sums(leaf) / count.reshape(-1, *(1 for _ in leaf.shape[1:])), found)

@@ -115,7 +115,7 @@ class _Federation:
         order, offset, size = held_out_rows(data, "validation")
         rows = np.concatenate([order[first : first + count] for first, count in zip(offset, size)])
         self.validation = Tests(components.model, data.x[rows], data.y[rows]) if len(rows) else None
-        self.owner = owners(data) if per_client else None
+        self.per_client = per_client and owners(data) is not None  # which refuses data without tests of clients
         self.has_own = per_client and (bool(jax.tree.leaves(memory)) or client.own is not None)
         self.by_hand = MeasuresByHand(components, measures, self.hyper, key)
 
@@ -208,12 +208,13 @@ class _Federation:
 
     def evaluate(self, time: float, steps: int) -> dict[str, Any]:
         """Scores of the global model, and of the clients' own models, if they have any, on their own tests."""
-        found = self.tests.whole(self.params(), self.owner, len(self.kept))
-        if self.validation is not None:
-            held_out = self.validation.whole(self.params(), None, 0)
-            found |= {f"validation_{name}": score for name, score in held_out.items()}
         order, offset, size = held_out_rows(self.components.data, "test")
         rows = [order[offset[who] : offset[who] + size[who]] for who in range(len(self.kept))]
+        parts = rows if self.per_client else None
+        found = self.tests.whole(self.params(), parts)
+        if self.validation is not None:
+            held_out = self.validation.whole(self.params(), None)
+            found |= {f"validation_{name}": score for name, score in held_out.items()}
         first = dict(zip(self.schedule.client[::-1].tolist(), self.schedule.local_steps[::-1].tolist()))
 
         def own_model(who: int) -> Params:
@@ -227,7 +228,7 @@ class _Federation:
 
         if self.by_hand.measures.wants_anything():
             own_or_none = own_model if self.has_own else None
-            found |= self.by_hand.all(self.params(), steps, self.owner, self.pool, rows, start_of, own_or_none)
+            found |= self.by_hand.all(self.params(), steps, self.per_client, self.pool, rows, start_of, own_or_none)
         if not self.has_own:
             return found
         own = [self.tests.each(own_model(who), own_rows) for who, own_rows in enumerate(rows)]

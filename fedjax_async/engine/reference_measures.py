@@ -115,7 +115,7 @@ class MeasuresByHand:
         return named | self.named("client_tuned_", params, test)
 
     def all(
-        self, params: Params, version: int, owner: np.ndarray | None, pool: Pool, tests: Sequence[np.ndarray],
+        self, params: Params, version: int, per_client: bool, pool: Pool, tests: Sequence[np.ndarray],
         start_of: Callable[[int], Params], own: Callable[[int], Params] | None,
     ) -> dict[str, Any]:  # fmt: skip
         """All scores at one evaluation: ``tests`` are each client's test rows, ``own`` gives its own model."""
@@ -125,9 +125,8 @@ class MeasuresByHand:
         x, y = self.tests
         clients: list[dict[str, Any]] = [{} for _ in tests]
         for who, rows in enumerate(tests):
-            if owner is not None:
-                mine = owner == who
-                clients[who] |= self.named("client_", params, (x[mine], y[mine]))
+            if per_client:
+                clients[who] |= self.named("client_", params, (x[rows], y[rows]))
             if own is not None:
                 clients[who] |= self.named("client_own_", own(who), (x[rows], y[rows]))
             if self.measures.fine_tune:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -59,13 +59,12 @@ class Tests:
         loss, hit = zip(*jax.device_get(found))
         return np.concatenate(loss)[: len(rows)], np.concatenate(hit)[: len(rows)]
 
-    def whole(self, params: Params, owner: np.ndarray | None, num_clients: int) -> dict[str, Any]:
-        """Means over the test set and, if ``owner`` gives the client of each example, over each client's part."""
+    def whole(self, params: Params, parts: Sequence[np.ndarray] | None) -> dict[str, Any]:
+        """Means over the test set and, if ``parts`` give the rows of each client, over each client's part."""
         scores = self.each(params, np.arange(len(self._y)))
         found = {name: mean_of(values) for name, values in zip(("loss", "accuracy"), scores)}
-        if owner is None:
+        if parts is None:
             return found
-        parts = [owner == i for i in range(num_clients)]
         clients = {n: np.stack([mean_of(v[own]) for own in parts]) for n, v in zip(("loss", "accuracy"), scores)}
         return found | {f"client_{name}": values for name, values in clients.items()}
 

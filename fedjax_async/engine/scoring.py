@@ -14,6 +14,7 @@ from fedjax_async.engine import kernels, measures
 from fedjax_async.engine.compiling import jitted
 from fedjax_async.engine.components import Client, Server, bound
 from fedjax_async.engine.evaluation import (
+    Owned,
     client_scores,
     mean_scores,
     most_at_once,
@@ -59,7 +60,7 @@ class Scoring(NamedTuple):
         now: Now,
         x: Array,
         y: Array,
-        owner: Array | None,
+        owner: Owned | None,
         tests: Any,
         validation: ClientData | None,
     ) -> dict[str, Array]:
@@ -135,7 +136,7 @@ def measure(model: Model, server: Server, client: Client, facts: StackFacts, wha
     tuned = measures.make_tuned(model, what.labels, wanted, count, what.width)
 
     def measure(
-        tables: DeviceTables, seen: Read, run: Array, now: Now, x: Array, y: Array, owner: Array | None, inputs: Inputs
+        tables: DeviceTables, seen: Read, run: Array, now: Now, x: Array, y: Array, owner: Owned | None, inputs: Inputs
     ) -> dict[str, Array]:
         rule, state = rule_at(server, tables, run), state_of(tables, seen[0], run)
         params, hyper = rule.params(state), kernels.hyper_of(tables, run)

@@ -110,10 +110,10 @@ def shape_of(layout: Layout) -> StackShape:
 def held_out(
     members: Sequence[Member], *, per_client: bool, own: bool, sharding: NamedSharding | None
 ) -> list[RunTests]:
-    """Per member, on the device: test inputs, targets, the owner of each test example, own tests, validation part.
+    """Per member, on the device: test inputs, targets, the test examples of each client, own tests, validation part.
 
     ``own``: whether clients have models of their own, which are evaluated on their own tests; without, those are None.
-    So are the owners without ``per_client``.
+    So are the examples of each client without ``per_client``.
     """
     data = [m.components.data for m in members]
     shared = to_devices({id(d.test_x): (d.test_x, d.test_y) for d in data}, sharding)

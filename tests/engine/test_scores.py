@@ -24,7 +24,7 @@ from fedjax_async.data import Federation, federate
 from fedjax_async.data.federated import client_rows
 from fedjax_async.engine import programs, reference_scores, run_reference, run_waves
 from fedjax_async.engine.client_scores import client_columns
-from fedjax_async.engine.evaluation import mean_scores, owners, validation_part
+from fedjax_async.engine.evaluation import Owned, mean_scores, owners, validation_part
 from fedjax_async.engine.measures import FINE_TUNING, Measures, Sample, over_clients, training_rows
 from fedjax_async.local import job_key, local_training, run_job
 from fedjax_async.models import METRICS, Metric
@@ -142,9 +142,25 @@ def test_test_parts_may_lie_in_any_order_and_leave_rows_out():
         test_offset=np.array([12, 2], np.int32),
         test_size=np.array([3, 4], np.int32),
     )
-    want = np.full(20, 2)
-    want[who.test_order[12:15]], want[who.test_order[2:6]] = 0, 1
-    np.testing.assert_array_equal(owners(who), want)
+    found = owners(who)
+    np.testing.assert_array_equal(found.row[:7], sorted([*who.test_order[12:15], *who.test_order[2:6]]))
+    want = [0 if row in who.test_order[12:15] else 1 for row in found.row[:7]]
+    np.testing.assert_array_equal(found.client, [*want, *[2] * 13])
+
+
+@pytest.mark.parametrize("engine", [run_waves, run_reference])
+def test_clients_may_share_test_rows(engine):
+    """The last client had them all to itself; the others had scores of the rest, or none."""
+    given = problem("fedbuff", private=False)
+    who = given[0].data
+    shared = who._replace(
+        test_offset=np.array([0, 0, 2, 0, 0], np.int32), test_size=np.array([15, 15, 4, 0, 3], np.int32)
+    )
+    out = engine(*changed(given, data=shared), per_client=True)
+    models = [out.params] * len(who.size)
+    accuracy, loss = scores_by_hand(models, shared)
+    np.testing.assert_allclose(out.scores["client_accuracy"][-1], accuracy)
+    np.testing.assert_allclose(out.scores["client_loss"][-1], loss, rtol=1e-9)
 
 
 def test_models_in_bfloat16_are_scored_in_float32():
@@ -153,8 +169,9 @@ def test_models_in_bfloat16_are_scored_in_float32():
     x = np.linspace(-1, 2, 320).reshape(-1, 1).astype(jnp.bfloat16)
     y, owner = (x[:, 0] > 1).astype(np.int32), np.repeat([0, 1], [300, 20]).astype(np.int32)
     params = {"w": jnp.ones((1, 1), jnp.bfloat16)}
-    found = mean_scores(model, params, x, y, jnp.asarray(owner), total=320, labels=True, num_clients=2)
-    oracle = reference_scores.Tests(model, x, y).whole(params, owner, 2)
+    rows = Owned(np.arange(320), owner)
+    found = mean_scores(model, params, x, y, rows, total=320, labels=True, num_clients=2)
+    oracle = reference_scores.Tests(model, x, y).whole(params, [np.flatnonzero(owner == who) for who in (0, 1)])
     for name, values in (("loss", x[:, 0].astype(np.float64)), ("accuracy", y == 0)):
         want = [values[owner == who].mean() for who in (0, 1)]
         for scores in (found, oracle):
