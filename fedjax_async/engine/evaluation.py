@@ -143,6 +143,7 @@ def owners(data: FederatedData) -> Owned:
     """Which test rows belong to each client, on the host. ``ValueError`` without test rows of clients."""
     if data.test_order is None or data.test_size is None or data.test_offset is None:
         raise ValueError("per_client = True: needs data with a test split per client (see test_fraction)")
+    check.require(bool(np.any(data.test_size)), "per_client", True, "left out: no client has a test row")
     rows = np.asarray(data.test_order)[spans(data.test_offset, data.test_size)]
     order, length = np.argsort(rows, kind="stable"), max(len(data.test_y), len(rows))
     row, client = np.zeros(length, np.int32), np.full(length, len(data.size), np.int32)

@@ -87,7 +87,7 @@ def require_measurable(data: FederatedData, measures: Measures) -> None:
     if measures.training is not None:
         training_rows(data, measures.training)
     if measures.fine_tune:
-        parts = data.test_order is not None
+        parts = data.test_size is not None and bool(np.any(data.test_size))
         check.require(parts, "fine_tune", measures.fine_tune, "left out without test_fraction or tests of each client")
         allowed = f"left out: {data.name} is too large for the device"
         check.require(not data.streamed, "fine_tune", measures.fine_tune, allowed)

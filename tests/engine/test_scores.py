@@ -25,7 +25,14 @@ from fedjax_async.data.federated import client_rows
 from fedjax_async.engine import programs, reference_scores, run_reference, run_waves
 from fedjax_async.engine.client_scores import client_columns
 from fedjax_async.engine.evaluation import Owned, mean_scores, owners, validation_part
-from fedjax_async.engine.measures import FINE_TUNING, Measures, Sample, over_clients, training_rows
+from fedjax_async.engine.measures import (
+    FINE_TUNING,
+    Measures,
+    Sample,
+    over_clients,
+    require_measurable,
+    training_rows,
+)
 from fedjax_async.local import job_key, local_training, run_job
 from fedjax_async.models import METRICS, Metric
 from fedjax_async.types import ClientData, Info, Message, Model, ServerAlgorithm
@@ -146,6 +153,14 @@ def test_test_parts_may_lie_in_any_order_and_leave_rows_out():
     np.testing.assert_array_equal(found.row[:7], sorted([*who.test_order[12:15], *who.test_order[2:6]]))
     want = [0 if row in who.test_order[12:15] else 1 for row in found.row[:7]]
     np.testing.assert_array_equal(found.client, [*want, *[2] * 13])
+
+
+def test_scores_of_clients_need_test_rows_of_a_client():
+    nobody = with_test_rows(data(), [0, 0, 0, 0, 0])
+    with pytest.raises(ValueError, match="per_client = True: must be left out: no client has a test row"):
+        owners(nobody)
+    with pytest.raises(ValueError, match="fine_tune = 3: must be left out"):
+        require_measurable(nobody, ALL._replace(training=None))
 
 
 @pytest.mark.parametrize("engine", [run_waves, run_reference])
