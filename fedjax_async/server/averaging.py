@@ -66,6 +66,8 @@ def fednova(*, server_lr: Traced = 1.0, weighting: str = "examples", guards: Tra
     ``x <- x + eta_g tau_eff sum_i p_i Delta_i / tau_i``, ``tau_eff = sum_i p_i tau_i``, with ``tau_i`` local steps of
     plain SGD: eq. 6 of "Tackling the objective inconsistency problem in heterogeneous federated optimization". Clients
     that take more local steps do not count for more. If all clients of a server step take equally many, it is FedAvg.
+    Deviation: with a rate that falls within jobs (``decay=linear``) tau_i still is the number of steps, where the paper
+    has the sum of their rates: clients that take fewer steps then count for more.
 
     Args:
       server_lr: ``eta_g > 0``.
