@@ -165,13 +165,22 @@ def join(first: Tree, second: Tree) -> Tree:
 
 
 def shared(tree: Tree, params: Params, private: Stays | None) -> Tree:
-    """``tree`` with ``None`` for the private leaves of each subtree that has the structure of ``params``."""
+    """``tree`` with ``None`` for the private leaves of each subtree that has the structure of ``params``.
+
+    Also of subtrees that have only some of its entries, such as the weights without the running statistics.
+    """
     if private is None:
         return tree
     structure: Structure = jax.tree.structure(params)
+    entries = params if isinstance(params, dict) else {}
+
+    def alike(part: object, other: Structure) -> bool:
+        return bool(jax.tree.structure(part) == other)
 
     def is_model(part: object) -> bool:
-        return bool(jax.tree.structure(part) == structure)
+        if isinstance(part, dict) and part and part.keys() < entries.keys():
+            return all(alike(entry, jax.tree.structure(entries[name])) for name, entry in part.items())
+        return alike(part, structure)
 
     return jax.tree.map(lambda part: split(part, private)[0] if is_model(part) else part, tree, is_leaf=is_model)
 

@@ -103,6 +103,16 @@ def test_optimize_works_with_state_that_holds_a_key():
     assert np.all(again["w"] != after["w"])
 
 
+def test_private_leaves_are_left_out_of_models_and_of_their_weights_alone():
+    """An upload may hold a control variate beside the model, which has no running statistics."""
+    weights = {"body": {"w": np.ones(2)}, "output": {"w": np.ones(3)}}
+    model = {"params": weights, "batch_stats": {"body": {"mean": np.ones(2)}}}
+    sent = tree.shared((model, {"params": weights}, np.ones(1)), model, lambda path: "output" in path)
+    assert tree.num_scalars(sent) == 4 + 2 + 1
+    assert tree.num_scalars(tree.shared((weights, {"body": {"w": np.ones(2)}}), weights, lambda path: True)) == 0
+    assert tree.num_scalars(tree.shared({"other": np.ones(5)}, weights, lambda path: True)) == 5
+
+
 def test_sizes():
     value = {"w": jnp.zeros((2, 3)), "h": jnp.zeros(5, jnp.bfloat16), "n": jnp.int32(0), "none": ()}
     assert tree.num_scalars(value) == 12
