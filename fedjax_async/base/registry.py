@@ -157,8 +157,12 @@ def spec(kind: str, registry: Mapping[str, Callable[..., Any]], text: str, **def
     if missing:
         raise ValueError(f"{kind} = {text!r}: {name} needs the option {missing[0]}, as in {name}:{missing[0]}=...")
     own = name in ADDED.get(KINDS.get(kind, kind), {})
-    for key, value in options.items() if own else ():  # the package's factories check theirs
-        require_kind(f"{kind} = {text!r}: {key}", value, known[key])
+    for key, value in options.items():
+        field = f"{kind} = {text!r}: {key}"
+        switch = known[key].annotation is bool
+        check.require(isinstance(value, bool) or not switch, field, value, "true or false")
+        if own:  # the package's factories check their numbers
+            require_kind(field, value, known[key])
     return Spec(factory, **merged).but(name=name, kind=kind, text=text, own=own, given=tuple(options))
 
 

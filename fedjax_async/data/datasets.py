@@ -214,7 +214,7 @@ def load_tfds(
     be prepared as array records. ``train``, ``test``: TFDS splits. ``download``: let TFDS download and prepare it
     first. Rows are in TFDS's order, inputs are scaled to [0, 1] and not standardised.
     """
-    well_formed = re.fullmatch(r"\w+(/[\w.-]+)?", name) is not None
+    well_formed = isinstance(name, str) and re.fullmatch(r"\w+(/[\w.-]+)?", name) is not None
     require(well_formed, "name", name, "a TFDS name, as in tfds:name=kmnist")
     home = resolve_data_dir(data_dir)
     prepared = _prepared(name, home, download)

@@ -63,6 +63,7 @@ def quadratic_problem(
     least = dim + (noise > 0)
     require(examples >= least, "examples", examples, f"at least {least}, so that the rows can have the curvature")
     require(heterogeneity == 0 or clients > 1, "clients", clients, "at least 2 when heterogeneity > 0")
+    whole("seed", seed, 0)
     rng = np.random.default_rng(seed)
     eigenvalues = np.geomspace(smallest, largest, dim)
     bases = np.linalg.qr(rng.standard_normal((1 if same_curvature else clients, dim, dim)))[0]
@@ -145,6 +146,7 @@ def synthetic(
     whole("features", features, 1)
     whole("classes", classes, 2)
     whole("least_size", least_size, 1)
+    whole("seed", seed, 0)
     rng = np.random.default_rng(seed)
     sizes = rng.lognormal(mean_log_size, std_log_size, clients).astype(np.int64) + least_size
     deviation = np.arange(1, features + 1) ** -0.6  # square root of S_jj
