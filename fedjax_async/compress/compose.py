@@ -13,7 +13,7 @@ from fedjax_async.base import check
 from fedjax_async.compress.payload import Compressor, Dense, Payload, Sparse, to_dense
 from fedjax_async.compress.quantise import qsgd
 from fedjax_async.compress.sizes import bits
-from fedjax_async.compress.sparse import topk
+from fedjax_async.compress.sparse import kept, topk
 from fedjax_async.types import Array, Key, Params, Traced
 
 
@@ -51,7 +51,10 @@ def topk_qsgd(
     ``beta < 1`` (Basu et al. 2019, lemmas 1 and 2). Levels are 1, 7, 127 for the paper's 2, 4, 8 bits. ``bucket`` and
     ``norm`` as in ``qsgd``: buckets of the kept entries, each with its own norm, make beta small.
     """
-    return chain(topk(ratio=ratio), qsgd(levels=levels, scaled=scaled, bucket=bucket, norm=norm))
+    rounding = qsgd(levels=levels, scaled=scaled, bucket=bucket, norm=norm)
+    of_kept = rounding.error
+    error = None if of_kept is None else lambda size: of_kept(kept(ratio, size))
+    return chain(topk(ratio=ratio), rounding)._replace(error=error)
 
 
 def _one_group(path: tuple[Any, ...]) -> Hashable:

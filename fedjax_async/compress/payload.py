@@ -28,12 +28,15 @@ class Compressor(NamedTuple):
 
     ``compress(key, x) -> payload`` with x [D] of any float type (deterministic compressors ignore the key);
     ``decompress(payload) -> x_hat`` [D]; ``bits(payload) -> int32[]``, exactly ``8 * len(encode(payload))``. If x is
-    not finite, neither is x_hat, so that the server can reject it.
+    not finite, neither is x_hat, so that the server can reject it. ``error(D)``: about how large ``||x_hat - x||^2`` is
+    of D normal numbers, relative to ``||x||^2``. From 1 on, error feedback adds up errors without bound, and a run
+    warns; ``None``: it is below 1.
     """
 
     compress: Callable[[Key, Params], Payload]
     decompress: Callable[[Payload], Params]
     bits: Callable[[Payload], Array]
+    error: Callable[[int], float] | None = None
 
 
 @jax.tree_util.register_dataclass

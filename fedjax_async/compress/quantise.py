@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 from collections.abc import Callable
 
@@ -36,7 +37,7 @@ def sign() -> Compressor:
         require_vector(x)
         return Signs(jnp.less(x, 0), nan_unless_finite(jnp.ones((), x.dtype), x), scaled=False)
 
-    return Compressor(compress, _decompress_signs, bits)
+    return Compressor(compress, _decompress_signs, bits, error=lambda size: math.inf)  # of small numbers
 
 
 def scaled_sign() -> Compressor:
@@ -127,7 +128,13 @@ def qsgd(*, levels: Traced = 7, scaled: bool = False, bucket: int | None = None,
         share = level.astype(real) / jnp.asarray(payload.steps).astype(real)
         return (sent.astype(real) * share).astype(sent.dtype)
 
-    return Compressor(compress, decompress, bits)
+    def error(size: int) -> float:
+        count, steps = size if bucket is None else min(size, bucket), float(levels)
+        # a long step leaves most entries at 0 and is the mean magnitude times the step; a short one rounds evenly
+        longest = count**0.5 if norm == "euclidean" else (2 * math.log(max(count, 2))) ** 0.5
+        return min((longest / steps) ** 2 / 6, (2 / math.pi) ** 0.5 * longest / steps)
+
+    return Compressor(compress, decompress, bits, None if scaled else error)
 
 
 def relative_variance(size: int, steps: Array, norm: str = "euclidean") -> Array:

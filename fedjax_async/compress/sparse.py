@@ -98,7 +98,10 @@ def randk(*, ratio: float = 0.1, unbiased: bool = True) -> Compressor:
         factor = size / k if unbiased and size else 1.0
         return Sparse(index, Dense(nan_unless_finite(x[index] * jnp.array(factor, x.dtype), x)), size)
 
-    return Compressor(compress, _decompress, bits)
+    def error(size: int) -> float:
+        return size / max(1, kept(ratio, size)) - 1
+
+    return Compressor(compress, _decompress, bits, error if unbiased else None)
 
 
 # --- the k largest, without sorting -----------------------------------------------------------

@@ -5,7 +5,9 @@ Each warning has the same text for all runs of a kind, so that a comparison or a
 
 from __future__ import annotations
 
+import math
 import warnings
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -18,6 +20,7 @@ from fedjax_async.clock.availability import together
 from fedjax_async.clock.record import SLACK, Outcome
 from fedjax_async.clock.scenario import bind as bind_conditions
 from fedjax_async.config import own
+from fedjax_async.config.methods import compressor_of
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine.evaluation import Every
 from fedjax_async.local import DECAYS, WithinJob
@@ -60,6 +63,26 @@ def caution_decay(s: Settings, timing: Spec | Timing, cuts: bool) -> None:
             RunWarning,
             stacklevel=2,
         )
+
+
+def caution_feedback(s: Settings, sizes: Sequence[int]) -> None:
+    """Warn of errors that are kept and sent later by a compressor that makes them larger than what it is given.
+
+    ``sizes``: the lengths of the vectors that are compressed.
+    """
+    error = compressor_of(s.compress).error if s.compress is not None else None
+    if error is None or not (size := max(sizes, key=error, default=0)) or error(size) < 1:
+        return
+    keeper = f"feedback = {s.feedback!r}" if s.feedback else f"method = {s.method!r}"
+    much = f"about {error(size):.3g} times as large as" if math.isfinite(error(size)) else "far larger than"
+    instead = "feedback = off, or " if s.feedback else ""
+    warnings.warn(
+        f"{keeper}: compress = {s.compress!r} makes a squared error {much} the vector that it is given, of {size:,} "
+        f"numbers here. Kept for the next message, such errors add up, and the loss may diverge; {instead}a compressor "
+        "of a smaller error (more levels, scaled=true of qsgd, unbiased=false of randk, topk) avoids it",
+        RunWarning,
+        stacklevel=2,
+    )
 
 
 def caution_evaluations(every: Every, end: float, updates: int, steps: int) -> None:

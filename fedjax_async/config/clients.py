@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
+from collections import Counter
 from collections.abc import Callable, Collection
 from functools import lru_cache
 from typing import Any
@@ -262,6 +264,14 @@ def traffic_of(message: tuple[Params, Any], upload: Any, s: Settings) -> Traffic
         return Traffic(tree.num_bytes(message), tree.num_bytes(upload))
     most, values = _message_bytes(s.compress, str(s.compress_per), tree.frozen(message[0])[0], *tree.frozen(upload))
     return Traffic(tree.num_bytes(message), most, values)
+
+
+def vector_sizes(s: Settings, params: Params, upload: Any) -> list[int]:
+    """The length of each vector that is compressed of an upload, from the shapes that are sent."""
+    group, sizes = grouping(str(s.compress_per), upload, params), Counter[Any]()
+    for path, leaf in jax.tree_util.tree_flatten_with_path(upload)[0]:
+        sizes[group(path)] += math.prod(leaf.shape)
+    return list(sizes.values())
 
 
 @registry.cached_by_name(maxsize=64)

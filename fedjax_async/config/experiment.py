@@ -21,9 +21,9 @@ from fedjax_async.clock import TIMINGS, Decisions, Limits, NothingArrives, Timin
 from fedjax_async.config import contracts, own, plugins
 from fedjax_async.config.adaptive import adaptive, looking_of
 from fedjax_async.config.budget import refuse_budget
-from fedjax_async.config.cautions import caution_decay, caution_evaluations, caution_own_timing
+from fedjax_async.config.cautions import caution_decay, caution_evaluations, caution_feedback, caution_own_timing
 from fedjax_async.config.checked_parts import check_going_on, sent_by_own
-from fedjax_async.config.clients import client_of, compressing, traffic_of, with_ditto
+from fedjax_async.config.clients import client_of, compressing, traffic_of, vector_sizes, with_ditto
 from fedjax_async.config.measures import measures_of
 from fedjax_async.config.methods import brings_timing, method_of, require_joint, rule_spec
 from fedjax_async.config.peer_methods import exchange_of
@@ -140,6 +140,8 @@ def resolve(settings: Settings) -> Resolved:
     if s.ditto is not None:
         trainer = with_ditto(trainer, model, s, batch_size)
     down, up = (tree.shared(one, shapes, model.private) for one in ((message.params, message.extra), upload))
+    if s.compress is not None and s.feedback != "off":
+        caution_feedback(s, vector_sizes(s, down[0], up))
     if s.privacy is not None or s.attack is not None:
         server = protecting(server, s, upload, model.private)
     components = components_of(server, trainer, model, data)

@@ -17,7 +17,13 @@ from fedjax_async.base.notices import NotConnected
 from fedjax_async.clock import DelayModel, NothingArrives, Until, at_or_before
 from fedjax_async.config import contracts, own
 from fedjax_async.config.budget import ended_early, rounded_up, with_early_end
-from fedjax_async.config.cautions import caution_copies, caution_evaluations, caution_fragments, caution_masses
+from fedjax_async.config.cautions import (
+    caution_copies,
+    caution_evaluations,
+    caution_feedback,
+    caution_fragments,
+    caution_masses,
+)
 from fedjax_async.config.checked_parts import sent_by_nodes
 from fedjax_async.config.clients import client_of, longest_message
 from fedjax_async.config.methods import client_spec, method_of
@@ -152,6 +158,9 @@ def resolve_peers(settings: Settings) -> PeerResolved:
     if bound(components.rule, components.hyper).cumulative and s.topology is not None:
         _require_one_graph(s, len(data.size))
     size, withholds = _message_bytes(s, components, shapes, message), WITHHELD in columns
+    if s.compress is not None:
+        sent = jax.tree.leaves(tree.split(shapes, stays_of(components.model))[0])
+        caution_feedback(s, [sum(math.prod(leaf.shape) for leaf in sent)])
     contracts.check_clock(s, delay, len(data.size))
     return PeerResolved(s, components, exchange, delay, steps, size, withholds, _global_tests(s, data))
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedjax_async.base import registry
 from fedjax_async.compress import (
     COMPRESSORS,
     Dense,
@@ -383,3 +384,15 @@ test_what_cannot_be_counted_is_refused = refusals(
     (lambda: bits(HUGE), "bits = 2147483744: must be between 0 and 2147483647"),
     (lambda: levels_of(1), "width = 1: must be a whole number from 2 to 16"),
 )
+
+
+@pytest.mark.parametrize("size", [500, 8000])
+@pytest.mark.parametrize(
+    "spec",
+    ["qsgd:levels=1", "qsgd", "qsgd:levels=127", "qsgd:norm=max", "qsgd:bucket=64", "randk:ratio=0.2", "randk"],
+)
+def test_the_error_of_normal_numbers_is_about_what_a_compressor_says(spec, size):
+    compressor = registry.spec("compress", COMPRESSORS, spec).make()
+    x = 1e-3 * jax.random.normal(jax.random.key(3), (size,))
+    decoded = jax.jit(lambda key: compressor.decompress(compressor.compress(key, x)))(KEY)
+    assert compressor.error(size) == pytest.approx(float(jnp.sum((decoded - x) ** 2) / jnp.sum(x**2)), rel=0.4)

@@ -148,3 +148,28 @@ def test_a_timing_of_the_users_own_says_that_it_ends_jobs():
     hurried.ends_jobs = True
     (line,) = said(WORLD | UPDATES | {"timing": named("hurried", hurried), "decay": "linear"})
     assert "which its client cannot know with the timing hurried;" in line
+
+
+@pytest.mark.parametrize(
+    ("compress", "settings", "diverges"),
+    [
+        ("qsgd", {}, True), ("qsgd:levels=127", {}, False), ("qsgd:scaled=true", {}, False),
+        ("qsgd", {"feedback": "off"}, False), ("qsgd", {"feedback": "ef21"}, True), ("sign", {}, True),
+        ("randk", {}, True), ("randk:unbiased=false", {}, False), ("topk", {}, False),
+        ("topk_qsgd:scaled=false,levels=1", {}, True), ("qsgd", {"method": "choco"}, True),
+        ("qsgd:levels=127", {"method": "choco"}, False),
+    ],
+)  # fmt: skip
+def test_errors_that_add_up_under_feedback_are_told_before_a_run(compress, settings, diverges):
+    _, said = warned(lambda: prepare(Settings(**SMALL | {"compress": compress} | settings)))
+    assert ["may diverge" in line for line in said] == [True] * diverges
+
+
+def test_the_warned_feedback_diverges_and_the_advised_one_does_not():
+    def last_loss(**settings):
+        world = SMALL | {"clients": 3, "lr": 0.05, "updates": 90, "eval_updates": 90}
+        return warned(lambda: simulate(**world, **settings))[0].evaluations["loss"][-1]
+
+    assert last_loss(compress="qsgd:levels=1") > 10
+    assert last_loss(compress="qsgd:levels=1", feedback="off") < 2.4
+    assert last_loss(compress="topk") < 2.4

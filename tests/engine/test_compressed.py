@@ -61,6 +61,7 @@ def test_the_identity_changes_nothing():
     assert "values_bytes_up" not in plain.evaluations and "upload_bytes" not in plain.updates
 
 
+@pytest.mark.filterwarnings("ignore:.*the loss may diverge")
 def test_a_client_object_is_wrapped_too():
     one = carrying(client())
     run = simulate(
@@ -70,6 +71,7 @@ def test_a_client_object_is_wrapped_too():
     assert (run.updates["upload_values_bytes"] == np.ceil(59 / 8)).all()
 
 
+@pytest.mark.filterwarnings("ignore:.*the loss may diverge")
 def test_what_is_private_is_not_sent():
     model = MODEL._replace(private=lambda path: path[0] == "output")
     run = simulate(data=data(), model=model, compress="sign", method=Method(asgd()), updates=8, batch_size=4, lr=0.1)
@@ -122,6 +124,7 @@ def test_options_of_the_compressor_may_be_swept():
         expand(Settings(updates=9, method="fedbuff"), {"compress.ratio": [0.1]})
 
 
+@pytest.mark.filterwarnings("ignore:.*the loss may diverge")
 @pytest.mark.parametrize("name", COMPRESSORS)
 def test_every_compressor_has_a_longest_message(name):
     traffic = prepare(Settings(**SMALL, compress=name, compress_per="layer")).traffic

@@ -20,6 +20,7 @@ WORLD = {
 }  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:.*the loss may diverge")
 @pytest.mark.parametrize("method", ["dpsgd", "async_dfedavg", "choco"])
 def test_a_trigger_of_zero_withholds_nothing(method):
     world = WORLD | ({"compress": "sign"} if method == "choco" else {})
