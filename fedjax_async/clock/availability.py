@@ -232,9 +232,10 @@ def csv(*, path: str, repeat: float | None = None, leaving: str = "finish") -> A
     """Recorded online intervals from a CSV file: columns client or device, start, end (seconds), one interval per line.
 
     With a ``client`` column every client 0..N-1 needs a line; with a ``device`` column clients draw
-    devices without replacement, from all devices again when none is left. After its last interval a
-    client stays offline, unless the recording repeats every ``repeat`` seconds. Intervals satisfy
-    0 <= start < end; they may be listed in any order and may touch, but not overlap.
+    devices without replacement, from all devices again when none is left; the same device in each table that lists
+    the same names (of delays and energy too). After its last interval a client stays offline, unless the recording
+    repeats every ``repeat`` seconds. Intervals satisfy 0 <= start < end; they may be listed in any order and may
+    touch, but not overlap.
     """
     check.one_of("leaving", leaving, LEAVING)
     check.optional(check.real_positive, "repeat", repeat)
@@ -242,7 +243,7 @@ def csv(*, path: str, repeat: float | None = None, leaving: str = "finish") -> A
 
     def model(num_clients: int, seed: int, part: int) -> Availability:
         if owners is None:
-            rows = chance.deck(seed, "traces", len(recorded), num_clients, part).tolist()
+            rows = chance.deck(seed, "devices", len(recorded), num_clients).tolist()
         else:
             rows = csv_tables.rows_of(owners, num_clients, path).tolist()
 
@@ -270,7 +271,7 @@ def read_intervals(path: str | Path, repeat: float | None = None) -> tuple[list[
     Returns these rows and the client of each row, int64[rows], or ``None`` if clients draw devices. Raises
     ``ValueError`` naming file, line and column for a bad value.
     """
-    rows = csv_tables.read(path, ("client", "device", "start", "end"), required=("start", "end"))
+    rows = csv_tables.by_device(csv_tables.read(path, ("client", "device", "start", "end"), required=("start", "end")))
     by_client = "client" in rows[0][1]
     intervals: dict[int | str, list[tuple[float, float, str]]] = {}
     for row in rows:

@@ -36,7 +36,6 @@ _STREAMS = {
     "sampling": 4,
     "rounds": 6,
     "substitutes": 7,
-    "traces": 12,
     "devices": 3,
     "energy": 13,
     "policy": 20,

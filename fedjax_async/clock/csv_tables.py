@@ -60,6 +60,15 @@ def _check_header(line: str, header: list[str], known: Sequence[str], required: 
         raise ValueError(f"{line}: must have one of the columns 'client' and 'device'")
 
 
+def by_device(rows: list[CsvRow]) -> list[CsvRow]:
+    """The rows in order of their devices' names, if they have any; ``ValueError`` for an empty name.
+
+    Clients then draw positions from the stream ``devices``, so that a client is the same device in all tables that
+    list the same devices, in whatever order.
+    """
+    return sorted(rows, key=lambda row: label(row, "device")) if "device" in rows[0][1] else rows
+
+
 def label(row: CsvRow, column: str) -> str:
     """The text of a cell; ``ValueError`` if it is empty."""
     line, cells = row

@@ -6,7 +6,8 @@ models share is in ``durations.py``; ``mean`` is the time of one whole job unles
 
 Measured delays are the table ``rpi`` and tables in CSV files. Their columns, in any order:
 
-* ``client`` (0, 1, ...: the line belongs to that client) or ``device`` (any label: clients draw lines);
+* ``client`` (0, 1, ...: the line belongs to that client) or ``device`` (any name: clients draw lines, and draw the same
+  device in all tables of delays, availability and energy that list the same names);
 * ``mean``, ``std``: mean (> 0) and standard deviation (>= 0) of a whole job, seconds;
 * ``compute``, optional: the part of ``mean`` spent on training, seconds; the rest is communication;
 * ``group``, optional: any label, for readers.
@@ -141,11 +142,11 @@ class ProfileTable(NamedTuple):
 def read_table(path: str | Path) -> ProfileTable:
     """Read a table of delays; ``ValueError`` naming file, line and column for a bad value."""
     known = ("client", "device", "mean", "std", "compute", "group")
-    rows = csv_tables.read(path, known, required=("mean", "std"))
+    rows = csv_tables.by_device(csv_tables.read(path, known, required=("mean", "std")))
     columns = rows[0][1]
-    for name in {"device", "group"} & columns.keys():
-        for row in rows:
-            csv_tables.label(row, name)
+    for row in rows:
+        if "group" in columns:
+            csv_tables.label(row, "group")
     return ProfileTable(
         mean=np.array([csv_tables.number(row, "mean", above_zero=True) for row in rows]),
         std=np.array([csv_tables.number(row, "std") for row in rows]),
@@ -260,7 +261,8 @@ def csv(
     """Means and deviations from a CSV file: columns client or device, mean, std and, if known, compute.
 
     With a ``client`` column each row belongs to the client of that number, and every client needs a row; with a
-    ``device`` column clients draw devices like ``rpi``'s profiles. Other options as for ``rpi``.
+    ``device`` column clients draw devices like ``rpi``'s profiles, the same device in each table that lists the same
+    names (of availability and energy too). Other options as for ``rpi``.
     """
     return _from_table(read_table(str(path)), family, scaling, client_speeds, str(path))
 

@@ -43,12 +43,12 @@ class Devices(NamedTuple):
 EnergyModel = Callable[[int, int], Devices]  # (num_clients, seed)
 
 
-def _from_table(path: str | Path, device: str | None = None) -> EnergyModel:
-    rows = csv_tables.read(path, ("client", "device", "source", *COLUMNS), required=("training",))
+def _rows(path: str | Path) -> list[csv_tables.CsvRow]:
+    return csv_tables.read(path, ("client", "device", "source", *COLUMNS), required=("training",))
+
+
+def _from_table(path: str | Path, rows: list[csv_tables.CsvRow], stream: str) -> EnergyModel:
     by_client = "client" in rows[0][1]
-    if device is not None:
-        check.one_of("device", device, [csv_tables.label(row, "device") for row in rows])
-        rows = [row for row in rows if row[1]["device"] == device]
     owners = csv_tables.distinct_clients(rows) if by_client else None
     given = [name for name in COLUMNS if name in rows[0][1]]
     table = {name: np.array([csv_tables.number(row, name) for row in rows]) for name in given}
@@ -56,7 +56,7 @@ def _from_table(path: str | Path, device: str | None = None) -> EnergyModel:
 
     def model(num_clients: int, seed: int) -> Devices:
         if owners is None:
-            chosen = chance.deck(seed, "energy", len(rows), num_clients)
+            chosen = chance.deck(seed, stream, len(rows), num_clients)
         else:
             chosen = csv_tables.rows_of(owners, num_clients, path)
         return Devices(*(table.get(name, zeros)[chosen] for name in COLUMNS))
@@ -71,16 +71,22 @@ def boards(*, device: str | None = None) -> EnergyModel:
     raspberry_pi_4b. The packaged table ``energy.csv`` names the sources of its numbers. They give orders of magnitude
     only: for your own devices use ``csv``.
     """
-    return _from_table(Path(__file__).with_name("energy.csv"), device)
+    path = Path(__file__).with_name("energy.csv")
+    rows = _rows(path)
+    if device is not None:
+        check.one_of("device", device, [csv_tables.label(row, "device") for row in rows])
+        rows = [row for row in rows if row[1]["device"] == device]
+    return _from_table(path, rows, "energy")
 
 
 def csv(*, path: str) -> EnergyModel:
     """Watts and joules from a CSV file: columns client or device, training and, if known, idle, down, up, carbon.
 
     ``training`` and ``idle`` in watts, ``down`` and ``up`` in joules a byte, ``carbon`` in g CO2e a kWh; a column
-    ``source`` may say where they come from. With ``client`` each client needs a line; with ``device`` they draw lines.
+    ``source`` may say where they come from. With ``client`` each client needs a line; with ``device`` they draw lines,
+    the same device in each table that lists the same names (of delays and availability too).
     """
-    return _from_table(str(path))
+    return _from_table(str(path), csv_tables.by_device(_rows(str(path))), "devices")
 
 
 def flat(

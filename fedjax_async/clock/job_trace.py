@@ -13,11 +13,11 @@ def trace(*, path: str) -> DelayModel:
     """Recorded seconds of single jobs: a CSV file with columns client or device, and seconds, a line for each job.
 
     A client takes its times in the order of the lines, and begins again with the first when they are used up. With a
-    ``client`` column every client needs a line; with a ``device`` column clients draw devices like ``rpi``'s profiles.
+    ``client`` column every client needs a line; with a ``device`` column clients draw devices as in ``csv``.
     Other columns are refused. Steps and bytes of a job change nothing.
     """
     file = str(path)
-    rows = csv_tables.read(file, ("client", "device", "seconds"), required=("seconds",))
+    rows = csv_tables.by_device(csv_tables.read(file, ("client", "device", "seconds"), required=("seconds",)))
     of_clients = "client" in rows[0][1]
     recorded: dict[object, list[float]] = {}
     for row in rows:

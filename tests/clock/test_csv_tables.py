@@ -3,6 +3,7 @@
 Columns, cells, clients and numbers are read alike for all of them (``csv_tables.py``).
 """
 
+import numpy as np
 import pytest
 
 from fedjax_async.clock import Limits, bind_conditions, bind_delays, energy
@@ -69,3 +70,26 @@ def test_reference_bytes_need_a_compute_column(tmp_path):
     path.write_text("device,mean,std\na,1,1\n")
     with pytest.raises(ValueError, match="no column 'compute'"):
         bind_delays(f"csv:path={path},reference_bytes=10", 2, 0)
+
+
+def test_a_client_is_the_same_device_in_all_tables_that_name_it(tmp_path):
+    """In whatever order the tables list the devices, and if clients outnumber them."""
+    devices = {f"phone {k}": k + 1 for k in range(6)}
+
+    def table(name, header, row, order):
+        (tmp_path / name).write_text("\n".join([header, *(row(device, devices[device]) for device in order)]))
+        return f"csv:path={tmp_path / name}"
+
+    names = sorted(devices)
+    delays = table("delays", "device,mean,std", lambda name, k: f"{name},{k},0", names)
+    trace = table("trace", "device,seconds", lambda name, k: f"{name},{k}", names[::-1]).replace("csv", "trace", 1)
+    online = table("online", "device,start,end", lambda name, k: f"{name},{k},9", names[3:] + names[:3])
+    watts = table("watts", "device,training", lambda name, k: f"{name},{k}", names[1:] + names[:1])
+    for seed in range(3):
+        who = np.arange(10)
+        slowness = bind_delays(delays, 10, seed).durations(who, 0, 1, 0, 0)
+        window = bind_conditions(online, None, Limits(), 10, seed).availability[0].interval
+        assert sorted(set(slowness)) == [1, 2, 3, 4, 5, 6]
+        np.testing.assert_array_equal(bind_delays(trace, 10, seed).durations(who, 0, 1, 0, 0), slowness)
+        np.testing.assert_array_equal([window(k, 0.0)[0] for k in who], slowness)
+        np.testing.assert_array_equal(energy.bind(watts, 10, seed).training, slowness)
