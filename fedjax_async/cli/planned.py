@@ -79,8 +79,8 @@ def plan(arguments: argparse.Namespace) -> None:
         if (policy := experiment.settings.policy) is not None:
             print(f"the plan without decisions: policy {policy} will decide while the run trains")
         options["used"] = _print_plan(experiment)
-        options["offline"] = absences_of(experiment.described, experiment.schedule.num_clients).times
     if arguments.gantt:
+        options["offline"] = absences_of(experiment.described, experiment.schedule.num_clients).times
         draw = gantt if experiment.has_server else peer_gantt
         save_figure(draw(experiment.schedule, **options), Path(arguments.gantt))
         print(f"drawn in {arguments.gantt}")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedjax_async.base import check
+from fedjax_async.clock.absences import OfflineTimes
 from fedjax_async.engine.peer_points import executed
 from fedjax_async.peers import PeerSchedule, ages
 from fedjax_async.peers.triggering import WITHHELD
@@ -16,12 +18,16 @@ from fedjax_async.results.client_names import labels
 from fedjax_async.results.figure import SCREEN, Drawing
 from fedjax_async.results.plots import histogram_of
 from fedjax_async.results.timeline import (
+    OFFLINE,
     REJECTED,
     STATE_COLOURS,
     UNAPPLIED,
+    Absences,
     Lines,
+    absences_of,
     away,
     draw_absences,
+    idle_time,
     label_rows,
     left_out,
     lines_of,
@@ -47,6 +53,7 @@ def peer_gantt(
     until: float | None = None,
     *,
     since: float = 0.0,
+    offline: OfflineTimes | None = None,
     names: Sequence[str] | None = None,
     drawing: Drawing = SCREEN,
 ) -> Figure:
@@ -54,17 +61,22 @@ def peer_gantt(
 
     A line begins where its sender has trained and ends where the message arrives; the line of a lost message ends on
     the way. The colour shows the outcome (``timeline.MESSAGES``). A tick marks the time at which an event mixes its
-    inbox. Where a node has not joined yet, or has left, its row is pale. Messages to and from nodes that are not shown
-    are left out; the text above says how many nodes are shown. ``schedule``: a plan, or a run without a server, which
-    brings its names. A run's events have the colour of the staleness of what they mix, those that withhold their
+    inbox. Where a node is offline, its row is pale. In a gap it waits, or works on an event that fails: a plan
+    keeps no failed events. Messages to and from nodes that are not shown are left out; the text above says how
+    many nodes are shown. ``schedule``: a plan, or a run without a server, which brings its names and times offline. A
+    run's events have the colour of the staleness of what they mix, those that withhold their
     messages, or are rejected, a colour of their own; withheld messages have no lines. ``clients``: how many (the first
     ones) or which. ``since`` and ``until``: the virtual times, in seconds, at which the chart begins and ends (default:
     enough for about five events per node). ``names``: one per node, ``run.client_names``; long ones are cut, as in
-    :func:`gantt`.
+    :func:`gantt`. ``offline``: when nodes are offline, as ``clock.offline_times`` tells it; without it, a plan knows
+    only when they join and leave.
     """
     run = schedule if isinstance(schedule, Run) else None
     schedule = schedule.schedule if isinstance(schedule, Run) else schedule
     names = run.client_names if run is not None and names is None else names
+    absences = Absences(offline)
+    if run is not None and offline is None:
+        absences = absences_of(run.settings, schedule.num_clients)
     check.kind("schedule", schedule, PeerSchedule, "a PeerSchedule, or a run without a server; gantt draws the others")
     rows = rows_of(clients, schedule.num_clients)
     check.require(schedule.client.size > 0, "schedule", "no events", "a schedule with at least one event")
@@ -77,7 +89,8 @@ def peer_gantt(
     size, _ = canvas.axis("time", until)
     row_of = np.full(schedule.num_clients, -1)
     row_of[rows] = np.arange(len(rows))
-    draw_absences(axes, [away(schedule, node, until) for node in rows], until, "node")
+    gone = [(absences.times or partial(away, schedule))(node, until) for node in rows]
+    absent = draw_absences(axes, [times[times[:, 1] > since] for times in gone], until, "node")
     events = np.flatnonzero((row_of[schedule.client] >= 0) & (schedule.start < until))
     quiet = np.zeros(len(schedule.client), bool) if run is None else _quiet(run)
     sent = ~quiet[schedule.push_event]
@@ -88,10 +101,16 @@ def peer_gantt(
     ticks = axes.vlines(at, y - 0.34, y + 0.34, canvas.INK, linewidth=0.9)
     canvas.mark(axes, ticks, name="inbox mixed")
     kinds = _draw_messages(axes, lines_of(schedule, row_of, sent & (schedule.end[schedule.push_event] <= until)), size)
-    shown = canvas.note(axes, left_out(rows, schedule.num_clients, "node", since, asked, end))
-    axes.set_title(shown, loc="left", fontsize=8, color=canvas.FAINT, pad=9)
+    first, last = left_out(rows, schedule.num_clients, "node", since, asked, end), absences.note
+    canvas.note(axes, first, last)
+    busy = [(schedule.start[its], schedule.end[its]) for its in (schedule.client == node for node in rows)]
+    gaps = any(len(idle_time(*its, until, times)) for its, times in zip(busy, gone, strict=True))
+    marks = {"black tick: inbox mixed": len(mixing) > 0, "gap: no event, or one that fails": gaps}
+    marked = ("\n" if drawing.width == "column" else "; ").join(filter(marks.get, marks))  # a column is narrow
+    above = "\n".join(filter(None, [first, marked, last]))
+    axes.set_title(above, loc="left", fontsize=8, color=canvas.FAINT, pad=9)
     label_rows(axes, rows, names, since, until, "node")
-    legend = {f"message {name}": line for name, line in kinds.items()} | _patches(states)
+    legend = {f"message {name}": line for name, line in kinds.items()} | _patches(states, absent)
     if legend:
         canvas.legend_below(figure, list(legend.values()), list(legend), drawing, columns=4, fontsize=8)
     return canvas.finish(figure, drawing)
@@ -163,12 +182,13 @@ def _draw_events(
         canvas.mark(axes, bars, name=state, customdata=about[mine], hovertemplate=text, **who)
 
 
-def _patches(states: Mapping[str, tuple[np.ndarray, Any]]) -> dict[str, Patch]:
-    """For the legend, the states of events that have a colour of their own."""
+def _patches(states: Mapping[str, tuple[np.ndarray, Any]], absent: bool) -> dict[str, Patch]:
+    """For the legend, the states of events that have a colour of their own, and times offline."""
     from matplotlib.patches import Patch  # noqa: PLC0415
 
     shown = {state: states[state] for state in (WITHHELD, REJECTED) if state in states}
-    return {f"event {state}": Patch(color=colour) for state, (mine, colour) in shown.items() if len(mine)}
+    found = {f"event {state}": Patch(color=colour) for state, (mine, colour) in shown.items() if len(mine)}
+    return found | ({"node offline": Patch(color=OFFLINE)} if absent else {})
 
 
 def _draw_messages(axes: Axes, lines: Mapping[str, Lines], size: float) -> dict[str, Line2D]:

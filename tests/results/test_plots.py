@@ -400,6 +400,29 @@ def test_a_superseded_message_is_not_called_dropped():
     assert legend == set(NAMES.values())
 
 
+def test_nodes_that_are_away_are_drawn_and_named():
+    """In a run and a plan alike, also between two sessions; what is between events is told apart from idle time."""
+    given = {"availability": "sessions:on=20,off=10", "faults": "crash:probability=0.3", "seed": 2}
+    nodes = plan_peers(
+        "swift", "constant:mean=8", num_clients=4, local_steps=1, until=Until(time=60), topology="ring", **given
+    )
+    run, times = run_of(nodes), offline_times(given.pop("availability"), 4, **given)
+    run = run._replace(settings={"availability": "sessions:on=20,off=10", **given})
+    run = run._replace(evaluations={"time": np.array([0.0, 60.0])})
+    figures = [peer_gantt(run, until=50), peer_gantt(nodes, until=50, offline=times)]
+    bands = []
+    for figure in figures:
+        assert "node offline" in {text.get_text() for text in figure.legends[0].get_texts()}
+        assert (
+            figure.axes[0].get_title(loc="left").endswith("black tick: inbox mixed; gap: no event, or one that fails")
+        )
+        bars = figure.axes[0].containers[0].patches
+        bands.append(np.array([(bar.get_x(), bar.get_x() + bar.get_width()) for bar in bars]))
+    np.testing.assert_array_equal(*bands)
+    np.testing.assert_allclose(bands[0], np.concatenate([times(node, 50.0) for node in range(4)]))
+    assert len(bands[0]) > 4
+
+
 def test_the_page_has_every_event_and_message():
     shown = on_page(run_of(PLAN), 10_000)
     traces = {each["name"]: each for each in shown.figure["data"]}
