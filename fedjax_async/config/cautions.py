@@ -166,6 +166,17 @@ def caution_copies(method: str, schedule: PeerSchedule) -> None:
         )
 
 
+def caution_epidemic() -> None:
+    """Warn of epidemic learning on one graph for all rounds."""
+    warnings.warn(
+        "exchange = 'epidemic': its topology is the same graph in each round, which is no epidemic learning but "
+        "synchronous gossip, as dpsgd; with gossip:receivers=K (EL-Local) or random_regular:degree=K,redraw=true "
+        "(EL-Oracle) each round has other receivers",
+        RunWarning,
+        stacklevel=2,
+    )
+
+
 LEAST_MASS = 1e-3  # of a node whose steps are divided by it: they are then a thousand times as long
 
 

@@ -19,6 +19,7 @@ from fedjax_async.config import contracts, own
 from fedjax_async.config.budget import ended_early, rounded_up, with_early_end
 from fedjax_async.config.cautions import (
     caution_copies,
+    caution_epidemic,
     caution_evaluations,
     caution_feedback,
     caution_fragments,
@@ -157,6 +158,8 @@ def resolve_peers(settings: Settings) -> PeerResolved:
     message, columns = sent_by_nodes(components, shapes)
     if bound(components.rule, components.hyper).cumulative and s.topology is not None:
         _require_one_graph(s, len(data.size))
+    if str(s.exchange or chosen.exchange) == "epidemic" and _graphs(s, len(data.size)) == 1:
+        caution_epidemic()
     size, withholds = _message_bytes(s, components, shapes, message), WITHHELD in columns
     if s.compress is not None:
         sent = jax.tree.leaves(tree.split(shapes, stays_of(components.model))[0])
@@ -234,11 +237,15 @@ def planned_peers(
 
 def _require_one_graph(s: Settings, nodes: int) -> None:
     """``ValueError`` for graphs that change: a receiver adds up all differences that a sender has sent."""
+    allowed = f"one graph that stays: nodes of {s.method} keep what their neighbours have sent since the start"
+    check.require(_graphs(s, nodes) == 1, "topology", as_dict(s)["topology"], allowed)
+
+
+def _graphs(s: Settings, nodes: int) -> int:
+    """How many graphs take turns; 0 if receivers are drawn."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NotConnected)  # planning says it
-        topology = topologies.bind(own.object_or_spec("topology", s.topology), nodes, s.seed)
-    allowed = f"one graph that stays: nodes of {s.method} keep what their neighbours have sent since the start"
-    check.require(len(topology.graphs) == 1, "topology", as_dict(s)["topology"], allowed)
+        return len(topologies.bind(own.object_or_spec("topology", s.topology), nodes, s.seed).graphs)
 
 
 def _require_early(exchange: Exchange, components: Components, s: Settings) -> None:

@@ -58,8 +58,8 @@ def epidemic() -> Callable[[PeerScenario], PeerSchedule]:
     """Synchronous gossip with plain means: w_i <- (w_i + sum_j w_j) / (n + 1) over the n models that came to node i.
 
     Only messages of the round before count. Any topology: `random_regular` with `redraw` gives EL-Oracle, `gossip`
-    EL-Local. A node trains after it has mixed, so that the models that are evaluated, also those of the end, have not
-    been mixed since they were trained.
+    EL-Local. On one graph for all rounds it is D-PSGD with plain means, and a run warns. A node trains after it has
+    mixed, so that the models that are evaluated, also those of the end, have not been mixed since they were trained.
 
     Source: Epidemic Learning, de Vos et al. (2023), by the code of its authors (decentralizepy: EL_Local, EL_Oracle,
     PlainAverageSharing). There a graph of EL-Oracle that is not connected gets more edges; here it stays regular.

@@ -173,3 +173,16 @@ def test_the_warned_feedback_diverges_and_the_advised_one_does_not():
     assert last_loss(compress="qsgd:levels=1") > 10
     assert last_loss(compress="qsgd:levels=1", feedback="off") < 2.4
     assert last_loss(compress="topk") < 2.4
+
+
+@pytest.mark.parametrize(
+    ("method", "topology", "stays"),
+    [
+        ("el_local", "ring", True), ("el_oracle", "random_regular:degree=2", True), ("el_local@mean", "ring", False),
+        ("el_local", "gossip:receivers=2", False), ("el_oracle", "random_regular:degree=2,redraw=true", False),
+        ("el_local", None, False), ("dpsgd", "ring", False),
+    ],
+)  # fmt: skip
+def test_epidemic_learning_on_a_graph_that_stays_is_told(method, topology, stays):
+    _, said = warned(lambda: prepare(Settings(**SMALL | {"method": method, "topology": topology})))
+    assert ["no epidemic learning" in line for line in said] == [True] * stays
