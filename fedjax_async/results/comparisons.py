@@ -14,6 +14,7 @@ from fedjax_async.results.compared import baseline_of, specs_in
 from fedjax_async.results.measured import COSTS, measured, validation
 from fedjax_async.results.metrics import FINAL, spread
 from fedjax_async.results.tables import Cell, spread_or_count
+from fedjax_async.results.timeline import staleness_of
 from fedjax_async.types import Run
 
 MOST_PAIRS = 10  # printed
@@ -102,8 +103,8 @@ def comparison(
     run, in both directions. After the times come the validation scores, the training loss and the metrics that all runs
     have. ``unused`` and ``rejected`` uploads have a column if there are any. So have runs in which every upload was
     rejected, runs that ended before their budget, attackers, and ``malicious`` uploads. If the numbers of gradients and
-    local steps (of all arrivals) differ, both have a column. ``further``: add the other two final values and the
-    target, as in ``comparison.csv``.
+    local steps (of all arrivals) differ, both have a column. ``further``: add the other two final values, the
+    target and the mean staleness of applied updates, as in ``comparison.csv``.
     """
     metrics.require_runs(runs)
     baseline = baseline_of(specs_in(runs), baseline)
@@ -129,6 +130,9 @@ def comparison(
         if further:
             row |= further_finals(seeds, column, final)
             row |= {"target (%)": spread(100 * relative.target)} if labelled else {}
+            if all("staleness" in run.updates for run in every_run):
+                stale = [staleness_of(run) for run in seeds]
+                row["staleness"] = spread([float(tau.mean()) if tau.size else math.nan for tau in stale])
         rows.append(row)
     return rows
 

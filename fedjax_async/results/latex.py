@@ -84,10 +84,12 @@ def chosen(titles: Sequence[str], columns: Sequence[str] | None) -> tuple[list[s
     """
     if columns is None:
         return list(titles), []
-    by_name = {short_name(title): title for title in reversed(titles)}
+    by_name: dict[str, str] = {}
+    for title in titles:
+        by_name.setdefault(short_name(title), title)  # of several final values the first
     for name in columns:
         known = [*by_name, *KNOWN]
-        check.require(name in known, "columns", name, "among " + ", ".join(reversed(by_name)))
+        check.require(name in known, "columns", name, "among " + ", ".join(by_name))
     return [by_name[name] for name in columns if name in by_name], [name for name in columns if name not in by_name]
 
 

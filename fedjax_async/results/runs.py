@@ -113,11 +113,11 @@ def write_comparison(
     are ``clients.csv``, ``clients.md`` and ``clients.png`` too.
 
     ``runs`` maps each method to its runs, one per seed, with the seeds in the same order. ``baseline``, ``target``,
-    and ``final``: as in :func:`fedjax_async.results.comparisons.comparison`. The CSV also has the target
-    and all three final values. The LaTeX table (``latex.py``) marks the best methods; ``columns`` are the short names
-    of its columns, such as ``["accuracy", "time", "updates"]``, or None for all. From three seeds on, ``pairs.csv`` and
-    ``pairs.md`` have paired tests of the final value between the methods. Returns the tables as text, with the target
-    above the first one, and what the accuracy is of methods without a server.
+    and ``final``: as in :func:`fedjax_async.results.comparisons.comparison`. The CSV also has the target, the mean
+    staleness and all three final values. The LaTeX table (``latex.py``) marks the best methods; ``columns`` are the
+    short names of its columns, such as ``["accuracy", "time", "staleness"]``, or None for those of the text. From
+    three seeds on, ``pairs.csv`` and ``pairs.md`` have paired tests of the final value between the methods. Returns
+    the tables as text, with the target above the first one, and what the accuracy is of methods without a server.
 
     Raises: ``ValueError`` if ``folder`` is a file, or for another wrong argument.
     """
@@ -126,10 +126,8 @@ def write_comparison(
     rows = comparisons.comparison(runs, baseline, target, final)
     every = [run for seeds in runs.values() for run in seeds]
     latex.require_columns(columns, more=True)
-    latex.chosen(
-        [name for name in rows[0] if name != "method"], columns
-    )  # refuses unknown columns before anything is written
     extended = comparisons.comparison(runs, baseline, target, final, further=True)
+    latex.chosen([name for name in extended[0] if name != "method"], columns)  # refuses before anything is written
     decimals = tables.decimals_of(rows)
     tables.write(extended, folder / "comparison.csv")
     notes = [note] if (note := note_on_nodes(runs)) else []
@@ -144,7 +142,10 @@ def write_comparison(
     scores = [metric, *validation(every, metric), *measured(every)]
     tests = latex.PairedTests(title, latex.p_values(pairs, list(runs)))
     options: dict[str, Any] = {"columns": columns, "final": final, "tests": tests, "notes": notes}
-    disk.write(folder / "comparison.tex", latex.latex(rows, ["method"], scores, **options).encode())
+    disk.write(
+        folder / "comparison.tex",
+        latex.latex(rows if columns is None else extended, ["method"], scores, **options).encode(),
+    )
     tested = comparisons.write_pairs(pairs, folder, title)
     unequal = clients.write_client_tables(runs, folder, final)
     if plots:

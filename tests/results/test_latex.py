@@ -12,6 +12,7 @@ from fedjax_async.results import sweep, write_comparison, write_sweep
 from fedjax_async.results.latex import NO_TESTS, PairedTests, escaped, latex, p_values, require_columns, short_name
 from fedjax_async.results.metrics import spread
 from fedjax_async.results.significance import interval
+from fedjax_async.results.timeline import staleness_of
 from tests.cli.called import refused
 from tests.results import sweep_engine
 from tests.results.folders import rows as csv_rows
@@ -79,6 +80,16 @@ def test_the_best_mean_is_bold_and_those_not_significantly_worse_have_a_dagger(t
     assert "% bold: the best" in text and "paired t test, Holm's correction, p >= 0.05" in text
     pairs = csv_rows(tmp_path / "pairs.csv")
     assert [float(row["p (t, Holm)"]) >= 0.05 for row in pairs] == [True, False, False]
+
+
+def test_a_table_of_methods_may_have_the_mean_staleness_of_what_was_applied(tmp_path):
+    write_comparison(RUNS, tmp_path, plots=False, columns=["accuracy", "staleness"])
+    header, *rows = parsed((tmp_path / "comparison.tex").read_text())
+    want = [np.mean([staleness_of(run).mean() for run in seeds]) for seeds in RUNS.values()]
+    assert header[1:] == [r"accuracy, mean of last tenth (\%)", "staleness"] and min(want) > 0
+    assert [row[2] for row in rows] == [rf"${mean:.2f} \pm 0.00$" for mean in want]
+    np.testing.assert_allclose([float(row["staleness"]) for row in csv_rows(tmp_path / "comparison.csv")], want)
+    assert "staleness" not in (tmp_path / "comparison.md").read_text()
 
 
 def test_two_seeds_have_no_tests_and_equal_means_no_best(tmp_path):
