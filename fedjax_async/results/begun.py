@@ -53,14 +53,15 @@ def unfinished(folder: Path, objects: Mapping[str, Any] | None = None) -> Settin
     saved = folder / CHECKPOINTS / "settings.json"
     if not saved.is_file():
         finished = (folder / MANIFEST).is_file()
-        state = "the run in it is finished" if finished else f"it has no {CHECKPOINTS}/settings.json"
+        longer = "a longer budget makes a run of its own, and initial=FOLDER starts it from these weights"
+        state = f"the run in it is finished ({longer})" if finished else f"it has no {CHECKPOINTS}/settings.json"
         state = state if folder.is_dir() else "there is no such folder"
         if saved.parent.is_dir() and not finished:
             state = "the run in it was cut off before it began: give the command that began it once more"
         if any((folder / name).exists() for name in ("sweep.json", "runs")):
             state = "a sweep or comparison goes on when its command is given once more"
         inside = store.runs_inside(folder, f"{CHECKPOINTS}/settings.json")
-        allowed = "must hold a run that was begun with --checkpoint"
+        allowed = "must hold an unfinished run that was begun with --checkpoint"
         raise ValueError(f"folder = {str(folder)!r}: {allowed}, but {state}{inside}")
     try:
         return from_dict(json.loads(saved.read_bytes()), objects)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -228,7 +229,9 @@ def train_compared(
     write: Callable[[Comparison, Path], object] | None = None,
 ) -> Comparison:
     """The runs of :func:`compare`; ``write(runs, out)`` writes their tables while the folder ``out`` is locked."""
-    check.whole("seeds", seeds, high=MOST_RUNS)
+    meaning = "the number of seeds, from the setting seed on: seed=10, seeds=3 are 10, 11, 12"
+    known = isinstance(seeds, Integral) and not isinstance(seeds, bool) and 1 <= seeds <= MOST_RUNS
+    check.require(known, "seeds", seeds, f"a whole number from 1 to {MOST_RUNS}, {meaning}")
     by_name = methods_by_name(methods)
     all_seeds = range(common.seed, common.seed + seeds)
 

@@ -51,6 +51,10 @@ CALLS = [
     (lambda: compare("fedavg", Settings(**SMALL)), "methods = 'fedavg': must be a list of methods"),
     (lambda: compare(["fedavg"], SMALL), "settings = {"),
     (lambda: compare(["fedavg"], Settings(**SMALL), out=""), "out = '': must be a path"),
+    (
+        lambda: compare(["fedavg"], Settings(**SMALL), seeds=[3, 4]),
+        "seeds = [3, 4]: must be a whole number from 1 to 100000, the number of seeds, from the setting seed on",
+    ),
     (lambda: compare(["fedavg"], Settings(**SMALL), progress="yes"), "progress = 'yes': must be True, False, None, or"),
     (lambda: sweep(SMALL, {"lr": [LARGE]}), "lr = 1"),
     (lambda: sweep(SMALL, {"lr": [0.1]}, seeds=[0.5]), "seeds = 0.5: must be a whole number"),

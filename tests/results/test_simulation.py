@@ -169,6 +169,14 @@ def test_a_plugin_serves_every_command(tmp_path, capsys, monkeypatch):
     assert load(tmp_path / "r").settings["own"] == {"method": {"summed": fingerprint}}
 
 
+def test_a_finished_run_is_not_resumed_and_the_message_says_how_to_go_on(tmp_path):
+    simulate(**SMALL, checkpoint=4, out=tmp_path, plots=False)
+    with pytest.raises(
+        ValueError, match=r"unfinished run .* the run in it is finished \(a longer budget .* initial=FOL"
+    ):
+        resume(tmp_path, plots=False)
+
+
 def test_resume_refuses_a_plugin_that_has_changed(tmp_path, capsys):
     path = tmp_path / "own_rule.py"
     path.write_text(PLUGIN.format(factor=1.0))
