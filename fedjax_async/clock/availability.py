@@ -60,7 +60,7 @@ def always() -> AvailabilityModel:
 
 
 def _moments(stream: str, share: float, by: float, at: float | None) -> Callable[[int, int], Callable[[int], float]]:
-    """``moment(client)``: uniform in (0, by], or ``at``, for a ``share`` of the clients; infinity for the others."""
+    """``moment(client)``: uniform in (0, by], or ``at``, with probability ``share``; else infinity."""
     check.share("share", share)
     check.real_positive("by", by)
     if at is not None:
@@ -78,7 +78,7 @@ def _moments(stream: str, share: float, by: float, at: float | None) -> Callable
 
 
 def joins(*, share: float = 0.1, by: float = 100.0, at: float | None = None) -> AvailabilityModel:
-    """A `share` of the clients joins late: each at a time uniform in (0, `by`] seconds, or all at `at`."""
+    """Each client joins late with probability `share`: at a time uniform in (0, `by`] seconds, or all at `at`."""
     moments = _moments("joins", share, by, at)
 
     def model(num_clients: int, seed: int, part: int) -> Availability:
@@ -96,7 +96,7 @@ def joins(*, share: float = 0.1, by: float = 100.0, at: float | None = None) -> 
 def leaves(
     *, share: float = 0.1, by: float = 100.0, at: float | None = None, leaving: str = "lose"
 ) -> AvailabilityModel:
-    """A `share` of the clients leaves for good: each at a time uniform in (0, `by`] seconds, or all at `at`."""
+    """Each client leaves for good with probability `share`: at a time uniform in (0, `by`] seconds, or all at `at`."""
     check.one_of("leaving", leaving, LEAVING)
     moments = _moments("leaves", share, by, at)
 
