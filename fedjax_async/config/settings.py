@@ -47,6 +47,10 @@ class Settings(
                 words.require("setting", name, cls.__dataclass_fields__)
         return super().__new__(cls)
 
+    def __repr__(self) -> str:
+        """The settings that differ from their defaults."""
+        return f"Settings({', '.join(f'{name}={value!r}' for name, value in given_in(self).items())})"
+
     def __post_init__(self) -> None:
         """Check what needs no other package; names are checked where they are resolved."""
         for field in dataclasses.fields(self):

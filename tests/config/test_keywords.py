@@ -69,3 +69,12 @@ def test_progress_means_the_same_everywhere(capfd):
         assert "updates" in capfd.readouterr().err
         call(False)
         assert capfd.readouterr().err == ""
+
+
+def test_settings_are_shown_by_what_is_not_the_default():
+    given = Settings(**SMALL, method="fedbuff:server_lr=0.3@buffer:size=2", lr=0.05)
+    assert repr(given) == (
+        "Settings(method='fedbuff:server_lr=0.3@buffer:size=2', clients=4, model='logistic', lr=0.05, steps=1, "
+        "updates=4)"
+    )
+    assert eval(repr(given)) == given
