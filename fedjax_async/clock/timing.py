@@ -5,7 +5,8 @@ has one definition, for any conditions: ``plan_buffer`` (``buffering.py``), ``pl
 (``cohorts.py``). Without
 conditions other than ``max_staleness``, buffered timings use ``fast_paths.py``: the same schedule, faster.
 A timing says by an attribute what else a run must know: ``ends_jobs``, that a job has as many local steps as it has
-made when the server wants its upload, so that its client cannot know them; ``cuts_jobs``, that jobs come in two parts.
+made when the server wants its upload, so that its client cannot know them; ``cuts_jobs``, that jobs come in two parts;
+``ignores``, the settings that it does not use.
 
 Rules common to all: a client gets the current model at the moment of its dispatch, after the arrivals applied so far.
 It gets the next job only after its upload was applied (or its job was lost or called off). Jobs under way at the end of
@@ -185,6 +186,7 @@ def participation(*, probability: float = 0.5, spread: float = 0.0, length: floa
         )
 
     timing.ends_jobs = True  # type: ignore[attr-defined]
+    timing.ignores = ("delay", "network")  # type: ignore[attr-defined]
     return timing
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import jax
 import numpy as np
@@ -21,7 +21,7 @@ from fedjax_async.clock.record import SLACK, Outcome
 from fedjax_async.clock.scenario import bind as bind_conditions
 from fedjax_async.config import own
 from fedjax_async.config.methods import compressor_of
-from fedjax_async.config.settings import Settings
+from fedjax_async.config.settings import Settings, as_dict
 from fedjax_async.engine.evaluation import Every
 from fedjax_async.local import DECAYS, WithinJob
 from fedjax_async.models import starts_alike
@@ -55,10 +55,9 @@ def caution(s: Settings, model: Model, data: FederatedData) -> None:
 def caution_decay(s: Settings, timing: Spec | Timing, cuts: bool) -> None:
     """Warn of a learning rate that falls within each job, with a timing that ends jobs, or that ``cuts`` them."""
     if isinstance(registry.spec("decay", DECAYS, s.decay).make(), WithinJob):
-        name = timing.name if isinstance(timing, Spec) else str(s.timing)
         which = "each part of a job has" if cuts else "a job turns out to have, which its client cannot know"
         warnings.warn(
-            f"decay = {s.decay!r}: falls over the local steps that {which} with the timing {name}; "
+            f"decay = {s.decay!r}: falls over the local steps that {which} with the timing {_name(timing, s)}; "
             "a decay over the server's steps, such as cosine, avoids it",
             RunWarning,
             stacklevel=2,
@@ -83,6 +82,17 @@ def caution_feedback(s: Settings, sizes: Sequence[int]) -> None:
         RunWarning,
         stacklevel=2,
     )
+
+
+def caution_ignored(s: Settings, timing: Spec | Timing, names: Iterable[str]) -> None:
+    """Warn of settings that the timing does not use."""
+    each = ", ".join(f"{name} = {as_dict(s)[name]!r}" for name in names)
+    text = f"{each}: without effect with the timing {_name(timing, s)}, which says itself how long jobs take"
+    warnings.warn(text, RunWarning, stacklevel=2)
+
+
+def _name(timing: Spec | Timing, s: Settings) -> str:
+    return timing.name if isinstance(timing, Spec) else str(s.timing)
 
 
 def caution_evaluations(every: Every, end: float, updates: int, steps: int) -> None:

@@ -270,8 +270,8 @@ def checked_timing(timing: Timing) -> Timing:
         check.require(have == count, "num_clients of timing's schedule", have, f"{count}, as in the scenario")
         return check_schedule(found)
 
-    for says in ("cuts_jobs", "ends_jobs"):
-        setattr(planned, says, getattr(timing, says, False))
+    for says in ("cuts_jobs", "ends_jobs", "ignores"):
+        setattr(planned, says, getattr(timing, says, ()))
     return planned
 
 

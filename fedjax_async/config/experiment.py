@@ -21,7 +21,13 @@ from fedjax_async.clock import TIMINGS, Decisions, Limits, NothingArrives, Timin
 from fedjax_async.config import contracts, own, plugins
 from fedjax_async.config.adaptive import adaptive, looking_of
 from fedjax_async.config.budget import refuse_budget
-from fedjax_async.config.cautions import caution_decay, caution_evaluations, caution_feedback, caution_own_timing
+from fedjax_async.config.cautions import (
+    caution_decay,
+    caution_evaluations,
+    caution_feedback,
+    caution_ignored,
+    caution_own_timing,
+)
 from fedjax_async.config.checked_parts import check_going_on, sent_by_own
 from fedjax_async.config.clients import client_of, compressing, traffic_of, vector_sizes, with_ditto
 from fedjax_async.config.measures import measures_of
@@ -43,7 +49,7 @@ from fedjax_async.config.resolving import (
     with_objects,
     without_server,
 )
-from fedjax_async.config.settings import Settings
+from fedjax_async.config.settings import Settings, given_in
 from fedjax_async.config.watching import Watch
 from fedjax_async.engine import trial
 from fedjax_async.engine.checkpoint import Keeper
@@ -103,6 +109,8 @@ def prepare(
         size, jobs = run.timing.options["size"], run.timing.options["concurrency"] or schedule.num_clients
         if notices.SMALL * size < jobs:
             notices.warn_of_small_buffer(str(run.settings.method), size, jobs)
+    if ignored := [name for name in getattr(timing, "ignores", ()) if name in given_in(run.settings)]:
+        caution_ignored(run.settings, run.timing, ignored)
     if ends or cuts:
         caution_decay(run.settings, run.timing, cuts=cuts)
     return built(run, schedule, points, probes)

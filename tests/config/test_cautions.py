@@ -186,3 +186,10 @@ def test_the_warned_feedback_diverges_and_the_advised_one_does_not():
 def test_epidemic_learning_on_a_graph_that_stays_is_told(method, topology, stays):
     _, said = warned(lambda: prepare(Settings(**SMALL | {"method": method, "topology": topology})))
     assert ["no epidemic learning" in line for line in said] == [True] * stays
+
+
+def test_what_a_timing_does_not_use_is_said():
+    rounds = {"model": "logistic", "clients": 3, "steps": 1, "timing": "participation", "updates": 6, "delay": "rpi"}
+    (line,) = said(rounds | {"delay": "constant:mean=9", "network": "link:down=9"})
+    assert line.startswith("delay = 'constant:mean=9', network = 'link:down=9': without effect with the timing partic")
+    assert said(rounds) == []

@@ -21,7 +21,7 @@ LEAVES = {"availability": "leaves:share=1,by=90"}
 
 def said_of(**settings):
     """What the plan of these settings says about its early end."""
-    e = prepare(Settings(**SMALL, **settings))
+    e = prepare(Settings(**SMALL | settings))
     return ended_early(e.settings, e.described, e.schedule)
 
 
@@ -54,7 +54,7 @@ def test_what_is_counted_at_the_end_does_not_depend_on_the_budget(kind, in_fligh
 
 WAYS = [
     {"method": "asgd"}, {"method": "fedbuff@buffer:size=3,concurrency=4"}, {"method": "fedavg@cohort:size=3"},
-    {"method": "asynfl@window:length=5"}, {"method": "asynfl@participation:length=5"},
+    {"method": "asynfl@window:length=5"}, {"method": "asynfl@participation:length=5", "delay": "rpi"},
     {"method": "fedbuff@buffer:size=2,concurrency=3", "policy": "oort"},
     {"method": "pushcen", "topology": "ring"}, {"method": "sgp", "topology": "gossip:receivers=2"},
     {"method": "independent"},
