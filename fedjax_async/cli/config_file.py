@@ -15,12 +15,15 @@ CONFIG_EPILOG = """a FILE for --config: settings by the names of their flags, wi
   clients = 20
   delay = "lognormal:mean=60,sigma=0.5"
   updates = 500
-  method.mixing = 0.4              # an option of a name follows a dot
+"""
+
+ALONE_EPILOG = """  method.mixing = 0.4              # an option of a name follows a dot
 
 The settings.json of a saved run is such a file, too: fedjax-async run --config runs/one/settings.json --seed 1
 """
 
-METHODS_EPILOG = """For compare, the methods may stand in it as a list, or as a table with their labels:
+METHODS_EPILOG = """
+The methods may stand in it as a list, or as a table with their labels:
   methods = ["fedavg", "Ours=fedasync:mixing=0.4"]
 or
   [methods]

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedjax_async import __version__
 from fedjax_async.base import compiled, home
-from fedjax_async.cli.config_file import CONFIG_EPILOG, METHODS_EPILOG, dataset_in, settings_in
+from fedjax_async.cli.config_file import ALONE_EPILOG, CONFIG_EPILOG, METHODS_EPILOG, dataset_in, settings_in
 from fedjax_async.cli.data_flags import add_data
 from fedjax_async.cli.landscape_flags import add_landscape
 from fedjax_async.cli.listing import REGISTRIES
@@ -156,10 +156,11 @@ def settings_of(arguments: argparse.Namespace, base: dict[str, Any]) -> Settings
 def _add_config(parser: argparse.ArgumentParser, methods: bool = False) -> None:
     """Add ``--config``, also with ``methods`` in the file."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = CONFIG_EPILOG + ("\n" + METHODS_EPILOG if methods else "")
-    also = ", and of methods" if methods else ""
-    text = f"a TOML file of settings{also} (see below), or the settings.json of a saved run; given flags win"
-    parser.add_argument("--config", metavar="FILE", help=text)
+    parser.epilog = CONFIG_EPILOG + (METHODS_EPILOG if methods else ALONE_EPILOG)
+    text = (
+        "settings and methods (see below)" if methods else "settings (see below), or the settings.json of a saved run"
+    )
+    parser.add_argument("--config", metavar="FILE", help=f"a TOML file of {text}; given flags win")
 
 
 def _add_plugins(parser: argparse.ArgumentParser) -> None:
