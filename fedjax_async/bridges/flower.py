@@ -6,6 +6,7 @@ the model and collects the trained ones, in a simulation or on devices; the rule
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -20,7 +21,7 @@ from fedjax_async.base.spec import made
 from fedjax_async.clock import TIMINGS
 from fedjax_async.config.methods import local_options, method_of, rule_spec
 from fedjax_async.local import local_training
-from fedjax_async.server import begun, closed
+from fedjax_async.server import begun, check_capacity, closed
 from fedjax_async.types import Arrival, Facts, Params, Request, ServerAlgorithm
 
 LOCAL_STEPS = "local-steps"  # the metric of a reply that rules such as FedNova read
@@ -46,8 +47,9 @@ def strategy(method: str, *, clients: int, rounds: int, **options: Any) -> Any:
     ``local-steps``, K of the job. Integer arrays, such as BatchNorm's counts, are taken from the newest reply. Round 1
     starts the rule again.
 
-    Raises: ``ValueError`` naming what cannot be used, and if Flower is not installed; during a run, for a reply of a
-    node that was sent no model, and for a reply with arrays or metrics that do not fit.
+    Raises: ``ValueError`` naming what cannot be used, and if Flower is not installed; during a run, for a rule whose
+    buffer (the option ``size`` of FedMedian, Krum...) holds fewer replies than a step may have, for a reply of a node
+    that was sent no model, and for a reply with arrays or metrics that do not fit.
     """
     check.whole("clients", clients)
     check.whole("rounds", rounds)
@@ -104,7 +106,10 @@ class Rounds:
         self.close = jax.jit(lambda state, memory: closed(rule, state, memory))
 
     def begin(self, arrays: NamedArrays) -> None:
-        """Start again from these arrays; ``ValueError`` for a rule that sends clients more than a model."""
+        """Start again from these arrays.
+
+        ``ValueError`` for a rule that sends clients more than a model, or cannot take steps of so many replies.
+        """
         self.layout = layout_of(arrays)
         self.dtypes = {name: array.dtype for name, array in arrays.items()}
         self.memory: dict[int, Any] = {}
@@ -112,7 +117,11 @@ class Rounds:
         self.sent: dict[int, tuple[Params, int]] = {}  # node id -> the model it got, server steps closed before
         self.steps = self.waiting = 0
         self.fixed: dict[str, np.ndarray] = {}  # arrays of whole numbers
-        self.state, self.blank = begun(self.rule, self._params(arrays), self.facts)
+        params = self._params(arrays)
+        longest = self.size or int(self.facts.updates) // max(int(self.facts.server_steps), 1)
+        begun(self.rule, params, dataclasses.replace(self.facts, longest_step=longest))  # may refuse steps so short
+        self.state, self.blank = begun(self.rule, params, self.facts)
+        check_capacity(self.state, longest)
         self._check_rule()
 
     def _check_rule(self) -> None:

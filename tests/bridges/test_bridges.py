@@ -194,6 +194,16 @@ def test_a_buffer_goes_on_in_the_next_round_and_a_memory_belongs_to_its_node():
     assert np.abs(models_of[0] - models_of[1]).max() > 1e-3, "OrthoFL's clients have models of their own"
 
 
+def test_a_buffer_that_holds_fewer_replies_than_a_step_is_refused():
+    """The model became NaN; of Krum, a step of so few has no guarantee."""
+    with pytest.raises(ValueError, match=r"^size of the rule's buffer = 2: must be at least 3, the most arr"):
+        rounds_of("fedmedian:size=2@cohort", None)
+    with pytest.raises(ValueError, match=r"^uploads of the longest server step = 3: must be "):
+        rounds_of("krum:byzantine=3,size=10@cohort", None)
+    made = rounds_of("fedmedian:size=3@cohort", None)
+    np.testing.assert_allclose(play(made, [(1, 1.0, 1), (2, 2.0, 1), (3, 6.0, 1)]), 2.0)
+
+
 def test_methods_that_flower_cannot_run_are_refused():
     for method in ("scaffold", "asynccurve", "asynflc", "floco"):
         with pytest.raises(ValueError, match=rf"^method = '{method}': must be one whose clients train by themselves"):
