@@ -55,6 +55,8 @@ def client_of(model: Model, s: Settings, batch_size: int, chosen: Method) -> Cli
         left = ignored_by(())  # have the method's values if they are not given: checked in the line above
         per_example_of(s, ())
         concerns.refuse("own_client", {name: value for name, value in given_in(s).items() if name not in left})
+        allowed = "float32 or float64: the client algorithm (client) computes as it was made"  # the params' dtypes
+        check.require(s.compute != "bfloat16", "compute", s.compute, allowed)
         return own.lasting(given)
     if given is not None:
         used = with_factory(chosen, given)

@@ -73,6 +73,7 @@ REFUSED = [
       for timing in ("every", "window:length=3", lambda scenario: None)],
     # a client object, or a factory, beside what it ignores
     (own_client(optimizer="adam", method="scaffold"), "^optimizer = .*client"),
+    (own_client(compute="bfloat16"), "^compute = 'bfloat16': must be float32 or float64: the client algorithm"),
     (own_client(method="fedprox"), "^proximal = .*client"),
     (own_client(method="fedbuff:proximal=0.3"), "^proximal = .*client"),
     (own_client(method=Method(RULE, proximal=0.1)), "^proximal = .*client"),
