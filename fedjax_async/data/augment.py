@@ -44,7 +44,7 @@ def flip(*, probability: float = 0.5) -> Augment:
     check.in_range("probability", probability, 0.0, 1.0)
 
     def augment(key: Key, x: Array) -> Array:
-        mirrored = jax.random.bernoulli(key, probability, (len(x),))
+        mirrored = jax.random.bernoulli(key, float(probability), (len(x),))
         return jnp.where(mirrored.reshape(-1, *(1,) * (x.ndim - 1)), x[:, :, ::-1], x)
 
     return augment

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 import pytest
 
 from fedjax_async import Settings, data, fingerprint, simulate
 from fedjax_async.config.settings import as_dict
+from fedjax_async.data import augmentation
 
 RNG = np.random.default_rng(0)
 IMAGES = data.Dataset(
@@ -42,3 +44,11 @@ def test_an_own_function_takes_the_place_of_a_name():
     assert given["own"]["augment"] == {given["augment"]: fingerprint(darker)}
     with pytest.raises(ValueError, match=r"augment = 0\.5: must be a text, or a function"):
         simulate(**SERVED, augment=0.5)
+
+
+@pytest.mark.parametrize(("probability", "mirrored"), [(0, 0), (1, 3)])
+def test_whole_numbers_are_probabilities_too(probability, mirrored):
+    """They were refused as no function of images."""
+    images = np.arange(12, dtype=np.uint8).reshape(3, 2, 2)
+    found = np.asarray(augmentation(f"flip:probability={probability}")(jax.random.key(0), images))
+    assert sum(not np.array_equal(one, other) for one, other in zip(found, images)) == mirrored
