@@ -18,6 +18,7 @@ for many jobs at once and kept until their clients need them.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_async.base import check, registry
+from fedjax_async.base.notices import RunWarning
 from fedjax_async.clock import chance
 from fedjax_async.clock.chance import FAMILIES, Distribution
 
@@ -126,6 +128,9 @@ def from_profiles(
     for field, value in scaling._asdict().items():
         check.optional(check.real_positive, field, value)
     speed_family = registry.find("speeds", FAMILIES, client_speeds.family)
+    if heterogeneity == 0 and client_speeds.family != Speeds().family:
+        text = f"delay: speeds = {client_speeds.family!r} has no effect without heterogeneity: all clients are as fast"
+        warnings.warn(text, RunWarning, stacklevel=2)
 
     def model(num_clients: int, seed: int) -> Delays:
         known = (draw_profiles(num_clients, seed), speed_family, heterogeneity, sample, scaling, num_clients, seed)

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from fedjax_async.base import factories
+from fedjax_async.base.notices import RunWarning
 from fedjax_async.clock import DELAYS, bind_delays
 from fedjax_async.clock.delays import rpi_table
 from tests.refusals import refusals
@@ -44,7 +45,8 @@ def test_speeds_are_drawn_once_a_client_with_mean_one():
     assert abs(x.mean() - 10) < 0.4
     gamma = bind_delays("constant:heterogeneity=0.5,speeds=gamma", 5000, 0).durations(np.arange(5000), 0)
     assert abs(gamma.std() - np.sqrt(np.expm1(0.25))) < 0.03
-    equal = bind_delays("constant:speeds=exponential", 100, 0).durations(np.arange(100), 0)
+    with pytest.warns(RunWarning, match="^delay: speeds = 'exponential' has no effect without heterogeneity"):
+        equal = bind_delays("constant:speeds=exponential", 100, 0).durations(np.arange(100), 0)
     np.testing.assert_array_equal(equal, 1.0)
 
 
