@@ -70,11 +70,16 @@ def _with_flags(file: File, arguments: argparse.Namespace) -> File:
 
 
 def _axes(points: Sequence[GridPoint]) -> str:
-    """The number of values of each swept path: ``mixing (4), exponent (4), seed (4)``."""
+    """The number of values of each swept path: ``mixing (4), exponent (4), seed (4)``.
+
+    An option that a point's name does not have is no value.
+    """
     paths = swept(points)
     short = labels(paths)
     values = [point.shown(paths) for point in points]
-    counts = {path: len({str(each[path]) for each in values}) for path in paths}
+    counts = {
+        path: len({str(each[path]) for each in values if each[path] is not None or "." not in path}) for path in paths
+    }
     return ", ".join(f"{short[path]} ({count})" for path, count in counts.items())
 
 

@@ -79,7 +79,7 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(capsys, file, tmp_p
     file.write_text(SMALL + '[[points]]\nmethod = "fedavg"\n')
     out = ok(capsys, "sweep", str(file), "--dry-run")
     assert out.splitlines()[:2] == [
-        "10 runs: mixing (3), lr (3), method (2), seed (2)",
+        "10 runs: mixing (2), lr (3), method (2), seed (2)",
         f"0 finished, 10 to train: {10 * sweep_engine.UPDATES} updates",
     ]
     assert "2 groups, one compilation each" in out
