@@ -137,6 +137,20 @@ def caution_model(run: Run) -> None:
     warnings.warn(text, RunWarning, stacklevel=2)
 
 
+def caution_sums(run: Run, least: int) -> None:
+    """Warn of sums of fewer uploads than secure aggregation promises: of server steps with rejected uploads."""
+    counted = np.asarray(run.updates["accepted"] & run.updates["used"], np.bool_)
+    uploads = np.bincount(np.asarray(run.updates["step"])[counted])
+    few = uploads[(uploads > 0) & (uploads < least)]
+    if len(few):
+        warnings.warn(
+            f"privacy = {run.settings.get('privacy')!r}: uploads were rejected (not finite), so that the server saw "
+            f"{len(few)} sums of fewer than {least} uploads, the smallest of {few.min()}",
+            RunWarning,
+            stacklevel=2,
+        )
+
+
 def caution_own_timing(s: Settings, schedule: Schedule) -> None:
     """Warn of conditions and limits that the run's timing, which is the user's own, seems not to apply."""
     nothing_failed = not (np.any(schedule.outcome > Outcome.UNDER_WAY) or np.any(schedule.corrupt))

@@ -13,7 +13,8 @@ from fedjax_async.base import tree
 from fedjax_async.base.spec import Spec
 from fedjax_async.clock import DelayModel, Timing, energy
 from fedjax_async.config.budget import ended_early, with_early_end
-from fedjax_async.config.cautions import caution_model
+from fedjax_async.config.cautions import caution_model, caution_sums
+from fedjax_async.config.protection import privacy_of
 from fedjax_async.config.settings import Settings, as_dict
 from fedjax_async.engine.components import (
     Components,
@@ -143,6 +144,8 @@ class WithServer(NamedTuple):
         described = e.described
         run = make_run(described, e.schedule, e.points, result, e.traffic, **options)
         whole = len(run.evaluations["time"]) == len(e.points.time)
+        if (least := privacy_of(e.settings.privacy).least) is not None:
+            caution_sums(run, least)
         return with_early_end(run, ended_early(e.settings, described, e.schedule, whole=whole))
 
     def shared(self, e: Experiment) -> tuple[Any, ...]:

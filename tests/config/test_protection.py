@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fedjax_async import data, simulate
+from fedjax_async.base.notices import RunWarning
 from fedjax_async.cli.runs import attackers_text
 from fedjax_async.config import Settings, prepare
 from fedjax_async.config.problem import data_of
@@ -107,6 +108,13 @@ def test_secure_aggregation_takes_sums_and_no_probes():
     assert prepare(Settings(**secure)).total == 9
     with pytest.raises(ValueError, match=r"probes = .*: must be left out .*sums only"):
         prepare(Settings(**secure), probes={"norm": lambda state, memory, arrival, parts: {"weight": arrival.weight}})
+
+
+def test_sums_of_fewer_uploads_because_some_were_rejected_are_said():
+    given = SMALL | {"privacy": "secure:size=2", "attack": "scaled:factor=3e38,clients=1", "engine": "reference"}
+    with pytest.warns(RunWarning, match=r"the server saw \d+ sums of fewer than 2 uploads, the smallest of 1"):
+        run = simulate(**given)
+    assert run.counters["rejected"] > 0
 
 
 def test_more_noise_costs_accuracy():
