@@ -201,6 +201,8 @@ def decimals_of(rows: Sequence[Row]) -> dict[str, int]:
         "lost",
         "late",
         "duplicates",
+        "local_steps",
+        "gradients",
     )
 
     def places(name: str) -> int:

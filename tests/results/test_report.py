@@ -271,3 +271,10 @@ def test_times_to_a_target_have_two_digits(seconds, shown):
 def test_a_metric_is_no_count_though_its_name_begins_like_one():
     title = metrics.final_title("lateness")
     assert tables.decimals_of([{"accuracy, last (%)": 1.0, title: 0.25, "late": 3.0}])[title] == 4
+
+
+def test_counts_have_no_decimals():
+    columns = ("updates", "local_steps", "gradients", "staleness")
+    rows = [dict.fromkeys(columns, metrics.Spread(1654.2, 319.6, 2))]
+    shown = table(rows, decimals=tables.decimals_of(rows)).splitlines()[2]
+    assert [cell.strip() for cell in shown.split("  ") if cell] == ["1654 ± 320"] * 3 + ["1654.20 ± 319.60"]
