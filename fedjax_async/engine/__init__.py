@@ -19,8 +19,9 @@ is the oracle: one event at a time; ``reference_measures.py`` and ``reference_sc
 The plan of an adaptive run grows while the run executes. Such runs begin with :class:`WavesExecutor` (``adaptive.py``),
 which the planner calls: ``outset.py`` (what is known at the start), ``growing_runs.py`` (runs side by side),
 ``extension.py`` (what is new in the plan of a run, dealt to slots, lanes and rows), ``growing_layout.py`` (what is new
-in the plans of all runs), ``growing_stack.py`` (the part on the device) and ``told.py`` (what a planner is told, also
-from a checkpoint). An extension is executed as a planned stack is. ``adaptive_reference.py`` is their oracle.
+in the plans of all runs), ``growing_tables.py`` (what the device reads), ``growing_stack.py`` (the part on the device)
+and ``told.py`` (what a planner is told, also from a checkpoint). An extension is executed as a planned stack is.
+``adaptive_reference.py`` is their oracle.
 
 Decentralised runs begin with :func:`run_peer_waves` (``peer_run.py``). An event of a node is a job like that of a
 client: layout, tables of jobs, training, buffers, lanes, the loop, checkpoints and devices are the same. What differs

@@ -59,7 +59,10 @@ class Lanes(NamedTuple):
     @property
     def stretches(self) -> np.ndarray:
         """Bounds of the stretches: all uploads of a stretch are in one lane's buffers; int64, positions."""
-        return np.union1d(self.bounds, 1 + np.flatnonzero(np.diff(self.lane))).astype(np.int64)
+        edges = np.zeros(len(self.lane) + 1, np.bool_)
+        edges[1:-1] = self.lane[1:] != self.lane[:-1]
+        edges[self.bounds] = True
+        return np.flatnonzero(edges)
 
     def unreceived(self, turn: int, capacity: int) -> list[Batch]:
         """The jobs that are trained before ``turn`` and received with it or later, each as a batch of one job."""

@@ -6,18 +6,16 @@ import contextlib
 import math
 import re
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jax.stages import Compiled, Wrapped
+from jax.stages import Compiled
 
 from fedjax_async.base import check, tree
 from fedjax_async.clock.budget import host_memory
-from fedjax_async.engine.compiling import jitted
 from fedjax_async.types import Array, Params, Tree
 
 JOBS = "jobs"  # the only axis of the mesh
@@ -72,34 +70,32 @@ def to_devices(tree: object, sharding: NamedSharding | None) -> Any:
     return jax.tree.map(one, tree)
 
 
-def together(tree: Tree) -> Any:
-    """Host arrays on the default device, as by ``jax.device_put``, in one transfer a dtype and one call.
+def as_bytes(tree: Tree) -> Array:
+    """All arrays of a tree as one, one after the other, within a program: the host fetches them in one transfer."""
 
-    Each transfer costs the host as much as a small program, however few bytes it has.
-    """
-    leaves, structure = jax.tree.flatten(tree)
-    groups: dict[np.dtype, list[np.ndarray]] = {}
+    def plain(leaf: Array) -> Array:
+        if jnp.iscomplexobj(leaf):
+            return jnp.stack([leaf.real, leaf.imag], axis=-1)
+        return leaf.astype(jnp.uint8) if leaf.dtype == jnp.bool_ else leaf
+
+    leaves = map(plain, jax.tree.leaves(tree))
+    return jnp.concatenate([jax.lax.bitcast_convert_type(leaf, jnp.uint8).reshape(-1) for leaf in leaves])
+
+
+def from_bytes(joined: Array | None, like: Tree) -> Any:
+    """What :func:`as_bytes` has joined, on the host; ``like``: arrays of the same shapes. Zeros for ``None``."""
+    leaves, structure = jax.tree.flatten(like)
+    held = (
+        np.zeros(sum(leaf.size * leaf.dtype.itemsize for leaf in leaves), np.uint8)
+        if joined is None
+        else np.asarray(joined)
+    )
+    found, begin = [], 0
     for leaf in leaves:
-        groups.setdefault(leaf.dtype, []).append(leaf)
-    joined = [np.concatenate([leaf.reshape(-1) for leaf in group]) for group in groups.values()]
-    kinds = list(groups)
-    cut = _cut_apart(tuple((kinds.index(leaf.dtype), leaf.shape) for leaf in leaves))
-    return jax.tree.unflatten(structure, cut(joined))
-
-
-@lru_cache(maxsize=64)
-def _cut_apart(parts: tuple[tuple[int, tuple[int, ...]], ...]) -> Wrapped:
-    """Jitted ``cut(joined) -> leaves``; ``parts``: of each leaf, the array that it is in, and its shape."""
-
-    def cut(joined: list[Array]) -> list[Array]:
-        used, found = [0] * len(joined), []
-        for kind, shape in parts:
-            begin = used[kind]
-            used[kind] += math.prod(shape)
-            found.append(joined[kind][begin : used[kind]].reshape(shape))
-        return found
-
-    return jitted(cut)
+        end = begin + leaf.size * leaf.dtype.itemsize
+        found.append(held[begin:end].view(leaf.dtype).reshape(leaf.shape))
+        begin = end
+    return jax.tree.unflatten(structure, found)
 
 
 def placed(shapes: Tree, sharding: NamedSharding | None) -> Tree:

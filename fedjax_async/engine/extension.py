@@ -1,4 +1,4 @@
-"""An extension as work for the device (host, NumPy): what an adaptive run's plan has gained since the last look.
+"""An extension as work for the device (host): what an adaptive run's plan has gained since the last look.
 
 Between two looks the planner has sent some messages and applied some arrivals. ``growing_layout.py`` lays them out.
 Start models and trained uploads outlive this layout. A start model keeps its slot until its upload is received. A job
@@ -9,13 +9,13 @@ needs few waves, however often the policy looks.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjax_async.clock import Outcome, Record
 from fedjax_async.clock.record import DROPPED, NEVER_CAME
-from fedjax_async.types import Schedule
 
 # A job with an outcome in _THROUGH can no longer arrive; with one in _IN_VAIN, its client has trained it to the end.
 _THROUGH = (*NEVER_CAME, *DROPPED, Outcome.CALLED_OFF)
@@ -43,24 +43,32 @@ class ExtensionWork(NamedTuple):
     """What the device does for an extension; *positions* are those of the run's own jobs, from 0 on.
 
     The first ``received`` positions are received. The others are jobs under way that are trained before they arrive.
-    Turn g is trained right before the positions ``bounds[g] .. bounds[g+1]-1`` are received.
+    Turn g is trained right before the positions ``bounds[g] .. bounds[g+1]-1`` are received. In lists: most looks bring
+    a single arrival.
     """
 
-    schedule: Schedule  # the jobs involved, as if every position were an arrival
-    received: int
-    applied: np.ndarray  # bool[E'], false: trained in vain
-    jobs: np.ndarray  # int64[received], the job of each received position
     first: int  # arrivals applied before
-    at: np.ndarray  # int64[n + 1], the position of each of the n applied arrivals, then ``received``
+    # one entry per arrival
+    time: Sequence[float]
+    closes: Sequence[bool]
+    step: Sequence[int]
+    # one entry per position
+    jobs: list[OpenJob]
+    arrival: list[int]  # the number of its arrival; -1: trained in vain, or received later
+    applied: list[bool]  # false: trained in vain
+    slot: list[int]  # from which its job starts
+    address: list[tuple[int, int]]  # lane, row of the lane's store
+    received: int
+    at: list[int]  # the position of each arrival, then ``received``
     turns: list[dict[int, list[int]]]  # the positions that each lane trains
-    bounds: np.ndarray  # int64[G + 1]
-    lane: np.ndarray  # int32[E']
-    row: np.ndarray  # int32[E'], of the lane's store
-    start_slot: np.ndarray  # int32[E']
-    # one entry per message
-    written: np.ndarray  # int64[M], how many positions are received before
-    write_slot: np.ndarray  # int32[M]
-    write_job: np.ndarray  # int64[M], job of ``schedule``
+    bounds: list[int]
+    writes: list[tuple[int, OpenJob, int]]  # per message: how many positions are received before, its job, its slot
+    seen: Mapping[str, Sequence[int]] = {}  # per probe: the numbers of the arrivals that it sees
+
+    @property
+    def staleness(self) -> list[int]:
+        """Of each arrival."""
+        return [step - self.jobs[position].version for step, position in zip(self.step, self.at)]
 
 
 class Growing:
@@ -95,8 +103,7 @@ class Growing:
 
     def nothing(self) -> ExtensionWork:
         """The work of an extension in which other runs have gained something."""
-        none = np.zeros(0, np.int64)
-        walked = _Walked([], [], [], [], none.astype(np.float64), none.astype(np.bool_), none)
+        walked = _Walked([], [], [], [], [], [], [])
         return self._work(self._arrivals, walked, _Dealt(self, walked, self._jobs, None, None))
 
     def where(self, job: int) -> tuple[int, int]:
@@ -108,9 +115,7 @@ class Growing:
     def _walk(self, record: Record) -> _Walked:
         """Dispatch and receive what is new in ``record``, in order."""
         new = record.extension(self._jobs, self._arrivals)
-        walked = _Walked(
-            [], [], [], [], np.array(new.time), np.array(new.closes, np.bool_), np.array(new.step, np.int64)
-        )
+        walked = _Walked([], [], [], [], new.time, new.closes, new.step)
         jobs, arriving, e = self._jobs, new.job, 0
         for k, after in enumerate(new.dispatched_after):
             while e < after - self._arrivals:
@@ -214,59 +219,23 @@ class Growing:
         ]  # fmt: skip
         return sorted(found, key=lambda one: (record.upload_time[one.job], one.client))
 
-    # --- as columns -------------------------------------------------------------------------------
-
     def _work(self, first: int, walked: _Walked, dealt: _Dealt) -> ExtensionWork:
-        positions = [*walked.seen, *dealt.ahead]
-        involved = list({one.job: one for one in [*positions, *(one for _, one, _ in walked.writes)]}.values())
-        local = {one.job: k for k, one in enumerate(involved)}
-        count, received = len(positions), len(walked.seen)
-        arrival = np.full(count, -1)
-        arrival[:received] = walked.arrival
-        came = arrival >= 0
-
-        def of_arrivals(values: np.ndarray, fill: np.ndarray | float) -> np.ndarray:
-            column = np.broadcast_to(np.asarray(fill, values.dtype), count).copy()
-            column[came] = values[arrival[came]]
-            return column
-
-        column = {name: np.array([getattr(one, name) for one in involved], np.int64) for name in
-                  ("client", "number", "steps", "version", "sent")}  # fmt: skip
-        job = np.array([local[one.job] for one in positions], np.int64)
-        nothing = np.zeros(len(involved))
-        schedule = Schedule(
-            num_clients=len(self._local_steps),
-            client=column["client"].astype(np.int32),
-            number=column["number"].astype(np.int32),
-            local_steps=column["steps"].astype(np.int32),
-            dispatch_time=np.array([one.time for one in involved], np.float64),
-            upload_time=nothing,
-            dispatched_after=column["sent"],
-            version=column["version"],
-            job=job,
-            time=of_arrivals(walked.time, 0.0),
-            closes=of_arrivals(walked.closes, 0.0),
-            step=of_arrivals(walked.step, column["version"][job]),
-            outcome=nothing.astype(np.int8),
-            freed_time=nothing,
-            corrupt=np.array([one.corrupt for one in involved], np.bool_),
-            copies=nothing.astype(np.int8),
-        )
+        received, ahead = len(walked.seen), len(dealt.ahead)
         return ExtensionWork(
-            schedule,
-            received,
-            applied=came | (np.arange(count) >= received),
-            jobs=np.array([one.job for one in walked.seen], np.int64),
-            first=first,
-            at=np.append(np.flatnonzero(came), received),
+            first,
+            walked.time,
+            walked.closes,
+            walked.step,
+            jobs=[*walked.seen, *dealt.ahead],
+            arrival=walked.arrival + [-1] * ahead,
+            applied=[number >= 0 for number in walked.arrival] + [True] * ahead,
+            slot=walked.slots + [self._slot[one.message] for one in dealt.ahead],
+            address=dealt.address,
+            received=received,
+            at=[*(p for p, number in enumerate(walked.arrival) if number >= 0), received],
             turns=dealt.turns,
             bounds=dealt.bounds,
-            lane=dealt.lane,
-            row=dealt.row,
-            start_slot=np.array([*walked.slots, *(self._slot[one.message] for one in dealt.ahead)], np.int32),
-            written=np.array([position for position, _, _ in walked.writes], np.int64),
-            write_slot=np.array([slot for _, _, slot in walked.writes], np.int32),
-            write_job=np.array([local[one.job] for _, one, _ in walked.writes], np.int64),
+            writes=walked.writes,
         )
 
 
@@ -277,9 +246,9 @@ class _Walked(NamedTuple):
     arrival: list[int]  # the number of each position among the new arrivals; -1: trained in vain
     slots: list[int]  # the slot from which the job of each position starts
     writes: list[tuple[int, OpenJob, int]]  # position, job, slot
-    time: np.ndarray
-    closes: np.ndarray
-    step: np.ndarray
+    time: Sequence[float]
+    closes: Sequence[bool]
+    step: Sequence[int]
 
 
 class _Dealt:
@@ -289,8 +258,8 @@ class _Dealt:
         seen = walked.seen
         self.turns: list[dict[int, list[int]]] = []
         self.ahead: list[OpenJob] = []
-        bounds, low = [0], 0
-        addresses, ahead = list[tuple[int, int]](), list[tuple[int, int]]()  # lane and row, when they are trained
+        self.bounds, low = [0], 0
+        self.address, ahead = list[tuple[int, int]](), list[tuple[int, int]]()  # lane and row, when they are trained
         later = growing.under_way(record) if wanted is not None or any(one.row < 0 for one in seen) else []
         asked = [one for one in later if one.job == wanted]
 
@@ -316,18 +285,15 @@ class _Dealt:
             high = low
             while high < len(seen) and seen[high].row >= 0:
                 high += 1
-            addresses += [(one.lane, one.row) for one in seen[low:high]]
+            self.address += [(one.lane, one.row) for one in seen[low:high]]
             for one in seen[low:high]:
                 growing.release(one)
-            bounds.append(high)
+            self.bounds.append(high)
             low = high
         if asked and asked[0].row < 0:
             growing.make_room(record)
             position = len(seen) + len(self.ahead)
             self.ahead += asked
             self.turns.append(train(asked, [position]))
-            bounds.append(low)
-        addresses += ahead
-        self.bounds = np.array(bounds, np.int64)
-        self.lane = np.array([lane for lane, _ in addresses], np.int32)
-        self.row = np.array([row for _, row in addresses], np.int32)
+            self.bounds.append(low)
+        self.address += ahead

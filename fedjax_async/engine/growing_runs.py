@@ -26,9 +26,8 @@ from fedjax_async.engine.evaluation import EvaluationPoints
 from fedjax_async.engine.execution import Execution
 from fedjax_async.engine.extension import ExtensionWork, Growing
 from fedjax_async.engine.flat import flattened, said_of
-from fedjax_async.engine.growing_layout import Room, growing_layout
+from fedjax_async.engine.growing_layout import GrowingLayout, Room, growing_layout
 from fedjax_async.engine.growing_stack import GrowingStack
-from fedjax_async.engine.layout import Layout
 from fedjax_async.engine.loop import go_on, snapshot_of
 from fedjax_async.engine.outset import Outset
 from fedjax_async.engine.probes import described
@@ -89,22 +88,23 @@ class _Run:
             self.work, self.due = self.growing.nothing(), []
             return self.work
         record, evaluations = request.record, self.outset.evaluations
-        work = self.work = self.growing.extend(record, request.wanted)
-        came = work.at[:-1]
-        evaluations.add(work.schedule.time[came], work.schedule.closes[came])
+        work = self.growing.extend(record, request.wanted)
+        work = self.work = work._replace(seen=self.told.seen_of(work))
+        evaluations.add(work.time, work.closes)
         if request.spent is not None:
             evaluations.end(request.spent)
         self.due = evaluations.due(work.first)
         self.evaluated = self.due[-1] if self.due else self.evaluated
-        self.told.decided(record.client, evaluations.closes, evaluations.times)
+        self.told.decided(record.client, evaluations)
         self.asked, self.applied = self.asked + 1, record.applied
         return work
 
     @property
     def member(self) -> Member:
         """The run as a member of the stack of the newest extension."""
-        probes = self.told.local_probes(self.work)
-        return self.nominal._replace(points=self.outset.evaluations.points, applied=self.work.applied, probes=probes)
+        return self.nominal._replace(
+            points=self.outset.evaluations.points, applied=np.array(self.work.applied, np.bool_)
+        )
 
 
 class GrowingRuns:
@@ -187,19 +187,19 @@ class GrowingRuns:
         if self._extensions > 1:
             self._device.fit(layout, members)
         self.seconds += clock_time.perf_counter() - begin
-        self._device.execute(self._scores, self._watcher, self._how.on_bad, sends=self._extensions > 1)
+        recorded = self._device.execute(self._scores, self._watcher, self._how.on_bad, sends=self._extensions > 1)
         begin = clock_time.perf_counter()
-        self._note(requests, layout)
+        self._note(requests, layout, *recorded)
         self.seconds += clock_time.perf_counter() - begin
         self._look_around()
 
-    def _due(self, layout: Layout) -> dict[int, list[Moment]]:
+    def _due(self, layout: GrowingLayout) -> dict[int, list[Moment]]:
         """The evaluations of the extension, by the number of its positions after which they are due."""
         due: dict[int, list[Moment]] = {}
         received, ranks = int(layout.dealt.bounds[-1]), layout.slots.ranks
         for r, run in enumerate(self._runs):
             for count in run.due:
-                own = int(run.work.at[count - run.work.first])  # the run is evaluated before it receives this one
+                own = run.work.at[count - run.work.first]  # the run is evaluated before it receives this one
                 stop = received
                 if own < run.work.received:
                     at = layout.positions[r][own] if own else 0
@@ -207,17 +207,15 @@ class GrowingRuns:
                 due.setdefault(stop, []).append((r, count))
         return due
 
-    def _note(self, requests: Mapping[int, Asked], layout: Layout) -> None:
-        """Fetch and keep what was recorded."""
-        carry, stores = self._device.held
-        recorded, probed = jax.device_get((carry.records, carry.probes))
+    def _note(self, requests: Mapping[int, Asked], layout: GrowingLayout, recorded: Any, probed: Any) -> None:
+        """Keep what was recorded."""
+        info = self._device.held.stores[0].info
         for r in requests:
             work, told = self._runs[r].work, self._runs[r].told
             position, applied = layout.positions[r][: work.received], work.applied[: work.received]
             rows = {name: column[position] for name, column in recorded.items()}
-            for name, column in rows.items():
-                if name not in stores[0].info:  # for jobs trained in vain, only the client's columns are written
-                    rows[name] = np.where(applied, column, column.dtype.type(0))
+            if not all(applied):  # for jobs trained in vain, only the client's columns are written
+                rows |= {name: np.where(applied, rows[name], rows[name].dtype.type(0)) for name in rows.keys() - info}
             seen = {name: {key: column[position] for key, column in one.items()} for name, one in probed.items()}
             told.note(work, rows, seen)
 
@@ -230,12 +228,12 @@ class GrowingRuns:
             asked = [np.array([run.asked for run in self._runs])] if len(self._runs) > 1 else []
             state = (self._device.held, contents, asked)
             keeper.save(position, snapshot_of(self._extensions, state, self._scores, self._watcher))
-        came = [(run.work.schedule, run.work.at[:-1]) for run in self._runs if len(run.work.at) > 1]
+        came = [run.work for run in self._runs if run.work.time]
         if progress is not None and came:
             total = sum(max(run.applied, len(run.outset.nominal.job)) for run in self._runs)
-            staleness = np.concatenate([schedule.staleness[at] for schedule, at in came]).mean()
-            time = max(schedule.time[at[-1]] for schedule, at in came)
-            given = {"time": float(time), "staleness": float(staleness), "accuracy": self._scores.latest()}
+            staleness = float(np.mean([value for work in came for value in work.staleness]))
+            time = max(work.time[-1] for work in came)
+            given = {"time": float(time), "staleness": staleness, "accuracy": self._scores.latest()}
             progress(position, total, **given)
         self._watcher.hand_over(wait=True)
 
@@ -257,7 +255,7 @@ class GrowingRuns:
         self._past = leaves[0] if several else np.array([self._snapshot.turns])
         self._scores.at = dict(self._snapshot.scores)
 
-    def _repeat(self, requests: Mapping[int, Asked], layout: Layout, members: Sequence[Member]) -> None:
+    def _repeat(self, requests: Mapping[int, Asked], layout: GrowingLayout, members: Sequence[Member]) -> None:
         """Tell the results of an extension again; after the last one in the checkpoint the device takes over."""
         for r in requests:
             self._runs[r].told.repeat(self._runs[r].work)

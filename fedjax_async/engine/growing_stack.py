@@ -6,9 +6,9 @@ of two and the programs are compiled again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -17,20 +17,20 @@ import numpy as np
 from fedjax_async.base import tree
 from fedjax_async.data.memmap import spans
 from fedjax_async.engine import programs
-from fedjax_async.engine.devices import to_devices, together
-from fedjax_async.engine.growing_layout import Room
+from fedjax_async.engine.devices import from_bytes, to_devices
+from fedjax_async.engine.growing_layout import GrowingLayout, Room
+from fedjax_async.engine.growing_tables import GrowingTables, Sizes, clients_of, extension_rows
 from fedjax_async.engine.kernels import Carry, ClientJobs, JobBuffers
-from fedjax_async.engine.layout import Layout
 from fedjax_async.engine.loop import advance
 from fedjax_async.engine.scores import Scores
 from fedjax_async.engine.stack import Member, Stack
 from fedjax_async.engine.stack_facts import StackFacts, following, power_above
 from fedjax_async.engine.stacking import placed
-from fedjax_async.engine.tables import StackShape, event_columns, padded_length, pooled
+from fedjax_async.engine.tables import StackShape, lasting_tables, padded_length
 from fedjax_async.engine.trainers import Trainers
 from fedjax_async.engine.watching import Watcher
 from fedjax_async.engine.widths import ladder
-from fedjax_async.types import Tree
+from fedjax_async.types import Array, Tree
 
 LEAST = 128  # the tables of an extension have room for at least so many positions and writes
 BATCH = 256  # examples that are read at a time for the losses of clients
@@ -58,6 +58,7 @@ class GrowingStack:
         self.stack: Any = None  # Stack, from the first extension on, as the next two
         self._trainers: Any = None  # Trainers
         self._carry: Any = None  # Carry
+        self._shown: Any = None  # records and probes as bytes; None before the first arrival of an extension
 
     @property
     def held(self) -> Held:
@@ -66,35 +67,56 @@ class GrowingStack:
 
     # --- tables and programs ----------------------------------------------------------------------
 
-    def begin(self, layout: Layout, members: Sequence[Member]) -> None:
+    def begin(self, layout: GrowingLayout, members: Sequence[Member]) -> None:
         """Allocate for the first extension, compile, and send its first messages.
 
-        ``members``: the runs, with the probes and what is applied of the extension, and their nominal schedules.
+        ``members``: the runs, with what is applied of the extension, and their nominal schedules.
         """
         shape, facts = self._needed(layout)
-        self.stack = placed(members, layout, shape, facts, per_client=self._per_client)._replace(grows=True)
+        data = [m.components.data for m in members]
+        lasting, begins = lasting_tables(
+            shape,
+            data,
+            [m.key for m in members],
+            [m.components.hyper for m in members],
+            [m.norm_limit for m in members],
+            [m.facts for m in members],
+            [m.probes for m in members],
+        )
+        self._lasting, self._clients = to_devices(lasting, None), clients_of(data, begins)
+        tables = self._tables_of(layout, shape, facts)
+        stack = placed(members, cast(Any, layout), shape, facts, per_client=self._per_client, tables=tables)
+        self.stack = stack._replace(grows=True)
         self._compile()
         self._carry = self.stack.programs.start(self.stack.tables, self.stack.params)
-        _, self._begins = pooled([m.components.data.order for m in members])
         stores = None
         if not layout.whole:
             stores = programs.zeros(tree.frozen(self._store), None).lower().compile()
         self._trainers = Trainers(self._room.lanes, self.stack.programs, self.stack.tables, stores=stores)
 
-    def _needed(self, layout: Layout) -> tuple[StackShape, StackFacts]:
+    def _needed(self, layout: GrowingLayout) -> tuple[StackShape, StackFacts]:
         """The sizes and facts of the extensions so far and of this one."""
         least, facts = (self._least, self._facts) if self.stack is None else (self.stack.shape, self.stack.facts)
         spare = jax.default_backend() != "cpu"  # the last slot, for a message that is sent in vain
         needed = StackShape(
-            runs=len(layout.schedules),
-            num_clients=layout.schedules[0].num_clients,
+            runs=len(layout.works),
+            num_clients=facts.num_clients,
             capacity=layout.capacity,
-            positions=padded_length(max(len(layout.run), LEAST) + max(layout.capacity, self._room.rows), 1),
+            positions=padded_length(max(len(layout.source), LEAST) + max(layout.capacity, self._room.rows), 1),
             slot_count=padded_length(layout.slots.count + spare, 1 << (self._in_flight + 1).bit_length()),
-            writes=padded_length(len(layout.slots.write_slot), LEAST),
+            writes=padded_length(len(layout.slots.writes), LEAST),
         )
         shape = StackShape(*map(max, zip(needed, least)))
         return shape, following(facts, layout, shape)
+
+    def _tables_of(self, layout: GrowingLayout, shape: StackShape, facts: StackFacts) -> GrowingTables:
+        """The tables of an extension, on the device."""
+        names, real = tuple(name for name, _ in facts.probes), self._lasting["norm_limit"].dtype
+        sizes = Sizes(shape.positions, shape.writes, names, real)
+        rows = extension_rows(layout, sizes, shape, facts, self._clients)
+        if jax.default_backend() != "cpu":  # to a CPU's programs a call brings them in less time
+            rows = to_devices(rows, None)
+        return GrowingTables(self._lasting, rows, sizes)
 
     def _compile(self) -> None:
         """All programs but those that train at once: see :meth:`_compile_widths`."""
@@ -107,7 +129,13 @@ class GrowingStack:
             self._store = jax.tree.map(stored, shapes.buffers)._replace(before=(), work=())
             shapes = shapes._replace(store=self._store)
         self._shapes = shapes
-        self.stack = self.stack._replace(programs=programs.compile_programs(self.stack, shapes, models=self._models))
+        compiled = programs.compile_programs(self.stack, shapes, models=self._models)
+        self.stack = self.stack._replace(programs=compiled._replace(receive=partial(self._receive, compiled.receive)))
+
+    def _receive(self, receive: Callable[..., Any], *given: Any) -> tuple[Carry, Array]:
+        """Call the program that receives, and keep what it shows."""
+        carry, (rejected, self._shown) = receive(*given)
+        return carry, rejected
 
     def _compile_widths(self) -> None:
         """The widths of batches that no program has yet."""
@@ -118,12 +146,12 @@ class GrowingStack:
             given = self.stack.tables, self._shapes.carry, self._shapes.buffers
             self.stack.programs.train.update(programs.compiled_training(kind, sorted(widths), batching, *given))
 
-    def measure_up(self, layout: Layout) -> None:
+    def measure_up(self, layout: GrowingLayout) -> None:
         """Record what an extension needs. It is not executed: the checkpoint has its results."""
         shape, facts = self._needed(layout)
         self.stack = self.stack._replace(shape=shape, facts=facts)
 
-    def fit(self, layout: Layout, members: Sequence[Member], held: Held | None = None) -> None:
+    def fit(self, layout: GrowingLayout, members: Sequence[Member], held: Held | None = None) -> None:
         """Put an extension on the device.
 
         If it needs longer tables, more slots or more messages at a time, the programs are compiled again. ``held``: the
@@ -142,35 +170,29 @@ class GrowingStack:
         if held is not None or (shape, facts) != (before.shape, before.facts):
             self._compile()
 
-    def _put(self, layout: Layout, members: Sequence[Member]) -> None:
+    def _put(self, layout: GrowingLayout, members: Sequence[Member]) -> None:
         """Move the tables of an extension to the device."""
-        stack = self.stack
-        columns = event_columns(
-            layout,
-            stack.shape,
-            [m.components.data for m in members],
-            stack.facts.every_closes,
-            [m.applied for m in members],
-            [m.probes for m in members],
-            self._begins,
-        )
-        self.stack = stack._replace(layout=layout, members=members, tables=stack.tables._replace(**together(columns)))
+        tables = self._tables_of(layout, self.stack.shape, self.stack.facts)
+        self.stack = self.stack._replace(layout=layout, members=members, tables=tables)
 
     # --- calls ------------------------------------------------------------------------------------
 
-    def execute(self, scores: Scores, watcher: Watcher, on_bad: str, *, sends: bool) -> None:
-        """Train, receive and evaluate the extension that was put; waits for the device.
+    def execute(self, scores: Scores, watcher: Watcher, on_bad: str, *, sends: bool) -> tuple[Any, Any]:
+        """Train, receive and evaluate the extension that was put.
 
+        Waits for what is recorded, and returns it: the columns ``records`` and ``probes`` of the carry, on the host.
         ``sends``: whether the messages that are due before the first position are still to be sent.
         """
         self._compile_widths()
+        self._shown = None
         stack: Stack = self.stack
         self._trainers.on(stack.programs, stack.tables)
         evaluate = stack.evaluator(watcher, self._trainers)
         carry = self._sent(self._carry) if sends else self._carry
         scores.evaluate(0, partial(evaluate, carry))
         self._carry = advance(stack, evaluate, carry, self._trainers, scores, watcher, on_bad=on_bad)
-        jax.block_until_ready([store.norm for store in self._trainers.buffers])
+        found: tuple[Any, Any] = from_bytes(self._shown, (self._shapes.carry.records, self._shapes.carry.probes))
+        return found
 
     def _sent(self, carry: Carry) -> Carry:
         due, facts = self.stack.layout.slots.write_bounds[1:2], self.stack.facts

@@ -136,7 +136,9 @@ def advance(
         watcher.hand_over()
         if watcher.all_ended and high >= _enough(runs, carry, watcher):
             break
-    refuse(_rejected(runs, carry, watcher, high), on_bad)
+    watcher.hand_over(wait=True)
+    if on_bad == "raise":
+        refuse(_rejected(runs, carry, watcher, high), on_bad)
     return carry
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, wraps
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from fedjax_async.base import tree
 from fedjax_async.engine import kernels, serving
 from fedjax_async.engine.compiling import jitted
 from fedjax_async.engine.components import Client, Server
-from fedjax_async.engine.devices import everywhere, placed, spread
+from fedjax_async.engine.devices import as_bytes, everywhere, placed, spread
 from fedjax_async.engine.kernels import ClientJobs, JobKind
 from fedjax_async.engine.scoring import (
     Measuring,
@@ -103,9 +103,19 @@ def applying(made: Apply, mesh: Mesh | None) -> Wrapped:
 
 
 @lru_cache(maxsize=64)
-def receive(server: Server, facts: StackFacts, ranks: bool, mesh: Mesh | None) -> Wrapped:
-    """Jitted ``serving.Receiver.receive`` or ``serving.RankReceiver.receive``."""
-    return applying((serving.RankReceiver if ranks else serving.Receiver)(server, facts).receive, mesh)
+def receive(server: Server, facts: StackFacts, ranks: bool, mesh: Mesh | None, shows: bool = False) -> Wrapped:
+    """Jitted ``serving.Receiver.receive`` or ``serving.RankReceiver.receive``.
+
+    ``shows``: in place of ``rejected`` it returns ``(rejected, records and probes as bytes)``.
+    """
+    made = (serving.RankReceiver if ranks else serving.Receiver)(server, facts).receive
+
+    @wraps(made)  # programs are known by their names
+    def showing(*given: Any) -> Any:
+        carry, rejected = made(*given)
+        return carry, (rejected, as_bytes((carry.records, carry.probes)))
+
+    return applying(showing if shows else made, mesh)
 
 
 @lru_cache(maxsize=64)
@@ -183,7 +193,7 @@ class Programs(NamedTuple):
     start: Compiled
     buffers: Compiled
     train: dict[int, Compiled]  # by width
-    receive: Compiled
+    receive: Callable[..., Any]  # compiled
     evaluate: Compiled
     by_ranks: bool  # whether the spans of ``receive`` count ranks, not positions
     measure: Compiled | None = None  # measures more than loss and accuracy
@@ -242,7 +252,7 @@ def compile_programs(stack: Stack, shapes: Shapes, *, mesh: Mesh | None = None, 
     kind = ClientJobs(client)
     own = client if what.own_models else None
     scoring = Scoring(model, server, own, facts, what.total, what.labels, what.per_client)
-    now = (np.zeros((), tables.time.dtype), np.zeros((), np.int32))
+    now = (np.zeros((), tables.norm_limit.dtype), np.zeros((), np.int32))
     read, more, reads = evaluated(carry, what.own_models), None, reads_clients(model, what)
     if inputs is not None:
         made = measure(model, server, client, facts, what)
@@ -254,7 +264,9 @@ def compile_programs(stack: Stack, shapes: Shapes, *, mesh: Mesh | None = None, 
         start=start(server, client, facts, shape.slot_count, mesh).lower(tables, stack.params).compile(),
         buffers=zeros(tree.frozen(empty), mesh).lower().compile(),
         train=compiled_training(kind, layout.widths, layout.batching, tables, carry, empty, mesh),
-        receive=receive(server, facts, by_ranks, mesh).lower(tables, carry, store or empty, span[:2]).compile(),
+        receive=receive(server, facts, by_ranks, mesh, stack.grows)
+        .lower(tables, carry, store or empty, span[:2])
+        .compile(),
         evaluate=evaluate(scoring).lower(tables, read, span[0], now, *tests).compile(),
         by_ranks=by_ranks,
         measure=more,

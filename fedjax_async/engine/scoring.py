@@ -176,6 +176,6 @@ def compiled_together(
     """The compiled :func:`evaluate_runs`."""
     one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), params)
     made = evaluate_runs(what, most_at_once(what.model, one, every_test[0], runs))
-    now = (np.zeros(runs, tables.time.dtype), np.zeros(runs, np.int32))
+    now = (np.zeros(runs, tables.norm_limit.dtype), np.zeros(runs, np.int32))
     given = evaluated(carry, what.client is not None), np.arange(runs, dtype=np.int32), now, *every_test
     return made.lower(tables, *given).compile()

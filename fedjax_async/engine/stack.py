@@ -163,7 +163,7 @@ class Stack(NamedTuple):
         rows = watcher.ends[run][0] + 1 if run in watcher.ends else len(member.points.time)
         programs = len(self.programs.train) + OTHER_PROGRAMS + (self.programs.measure is not None)
         return EngineResult(
-            params=watcher.ends[run][1] if run in watcher.ends else _model(rule, state, self.tables.time.dtype),
+            params=watcher.ends[run][1] if run in watcher.ends else _model(rule, state, self.tables.norm_limit.dtype),
             scores=scores.columns(run, rows),
             records={name: column[sent] for name, column in columns.items()},
             in_vain=recorded.job[~sent],
@@ -209,7 +209,7 @@ class Evaluator(NamedTuple):
         ``due``: of each, its number and its arrivals so far. All runs of the stack are evaluated if more than half are.
         """
         stack, programs, found = self.stack, self.stack.programs, []
-        with jax.enable_x64(stack.tables.time.dtype == np.float64):  # each thread has its own setting
+        with jax.enable_x64(stack.tables.norm_limit.dtype == np.float64):  # each thread has its own setting
             whole = programs.evaluate_runs if 2 * len(due) > stack.shape.runs else None
             scores = self._together(whole, carry, due) if whole else [self._one(carry, *moment) for moment in due]
             for moment, own in zip(due, scores):
@@ -224,7 +224,7 @@ class Evaluator(NamedTuple):
         """Virtual time, and server steps closed, at the evaluation of a run after ``local`` arrivals."""
         points = self.stack.members[run].points
         row = np.searchsorted(points.position, local)
-        return np.asarray(points.time[row], self.stack.tables.time.dtype), np.asarray(points.steps[row], np.int32)
+        return np.asarray(points.time[row], self.stack.tables.norm_limit.dtype), np.asarray(points.steps[row], np.int32)
 
     def _one(self, carry: Carry, run: int, local: int) -> dict[str, Any]:
         stack, tests = self.stack, self.stack.tests[run]
@@ -237,7 +237,7 @@ class Evaluator(NamedTuple):
     def _together(self, whole: Callable[..., Any], carry: Carry, due: list[Moment]) -> list[dict[str, Any]]:
         stack = self.stack
         runs = np.arange(stack.shape.runs, dtype=np.int32)
-        time, steps = np.zeros(len(runs), self.stack.tables.time.dtype), np.zeros(len(runs), np.int32)
+        time, steps = np.zeros(len(runs), self.stack.tables.norm_limit.dtype), np.zeros(len(runs), np.int32)
         for run, local in due:
             time[run], steps[run] = self._now(run, local)
         seen = evaluated(carry, stack.tests[0][3] is not None)

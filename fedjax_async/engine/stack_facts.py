@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
+from fedjax_async.engine.batches import Lanes
 from fedjax_async.engine.layout import Layout
 from fedjax_async.engine.probes import Probes
 from fedjax_async.engine.tables import StackShape, group_ends
@@ -27,6 +28,17 @@ class Arriving(Protocol):
     def probes(self) -> Probes: ...
     @property
     def facts(self) -> Facts: ...
+
+
+class Messages(Protocol):
+    """What is read of the layout of planned runs, or of an extension."""
+
+    @property
+    def dealt(self) -> Lanes: ...
+    @property
+    def slots(self) -> Any: ...
+    @property
+    def batching(self) -> str: ...
 
 
 class StackFacts(NamedTuple):
@@ -77,7 +89,7 @@ def stack_facts(
     return facts._replace(grouped=grouped, at_once=AT_ONCE if several else 1)
 
 
-def following(facts: StackFacts, layout: Layout, shape: StackShape) -> StackFacts:
+def following(facts: StackFacts, layout: Messages, shape: StackShape) -> StackFacts:
     """The facts with room for the messages of a layout: the first one of the runs, or what their plans have gained.
 
     Messages that must be sent one after the other allow neither groups nor several arrivals a pass.
@@ -90,14 +102,14 @@ def following(facts: StackFacts, layout: Layout, shape: StackShape) -> StackFact
     return facts._replace(messages=max(facts.messages, most_messages(layout, shape)))
 
 
-def _by_ranks(layout: Layout, shape: StackShape) -> bool:
+def _by_ranks(layout: Messages, shape: StackShape) -> bool:
     """Whether the arrivals of a rank are applied at once."""
     return shape.runs > 1 and layout.batching == "vmap"
 
 
-def most_messages(layout: Layout, shape: StackShape) -> int:
+def most_messages(layout: Messages, shape: StackShape) -> int:
     """The most messages due after an arrival, in a stack after the arrivals of a rank; rounded up to a power of two."""
-    after = layout.slots.ranks if _by_ranks(layout, shape) else np.arange(len(layout.run) + 1)
+    after = layout.slots.ranks if _by_ranks(layout, shape) else np.arange(len(layout.dealt.lane) + 1)
     due = np.diff(layout.slots.write_bounds[after + 1])
     return power_above(due)
 
@@ -107,10 +119,10 @@ def power_above(due: np.ndarray) -> int:
     return 1 << max(int(due.max(initial=1)) - 1, 0).bit_length()
 
 
-def sends_twice(layout: Layout) -> bool:
+def sends_twice(layout: Messages) -> bool:
     """Whether a client is sent two messages of its own after the same arrival: the job of the first has failed."""
-    slots, clients = layout.slots, layout.schedules[0].num_clients
+    slots, clients = layout.slots, 1 + int(layout.slots.write_client.max(initial=0))
     after = np.repeat(np.arange(len(slots.write_bounds) - 1), np.diff(slots.write_bounds))
     owners = slots.write_run.astype(np.int64) * clients + slots.write_client
-    keys = np.sort(after * clients * len(layout.schedules) + owners)
+    keys = np.sort(after * clients * (1 + int(slots.write_run.max(initial=0))) + owners)
     return bool((keys[1:] == keys[:-1]).any())

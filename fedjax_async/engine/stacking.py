@@ -149,24 +149,29 @@ def placed(
     *,
     per_client: bool = False,
     mesh: Mesh | None = None,
+    tables: Any = None,
 ) -> Stack:
-    """A stack on the device, without its programs. Its members have flat components."""
+    """A stack on the device, without its programs. Its members have flat components.
+
+    ``tables``: by default those of the layout.
+    """
     components = members[0].components
     data, sharding = [m.components.data for m in members], everywhere(mesh)
     feed = make_feed(layout, data[0], sharding) if data[0].streamed else None
-    tables = make_tables(
-        layout,
-        shape,
-        data,
-        [m.key for m in members],
-        [m.components.hyper for m in members],
-        [m.norm_limit for m in members],
-        [m.facts for m in members],
-        [m.applied for m in members],
-        [m.probes for m in members],
-        feed=feed,
-        sharding=sharding,
-    )
+    if tables is None:
+        tables = make_tables(
+            layout,
+            shape,
+            data,
+            [m.key for m in members],
+            [m.components.hyper for m in members],
+            [m.norm_limit for m in members],
+            [m.facts for m in members],
+            [m.applied for m in members],
+            [m.probes for m in members],
+            feed=feed,
+            sharding=sharding,
+        )
     every = [m.params for m in members] + [members[0].params] * (shape.runs - len(members))
     params = every[0] if shape.runs == 1 else jax.tree.map(lambda *leaves: np.stack(leaves), *every)
     params = to_devices(params, sharding)

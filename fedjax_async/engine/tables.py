@@ -226,6 +226,23 @@ def held_out_tables(data: Sequence[FederatedData], shape: StackShape) -> HeldOut
     return HeldOut._make((x, y, begin, parts("test", begins), parts("validation", [0] * len(data))))
 
 
+def lasting_tables(
+    shape: StackShape,
+    data: Sequence[FederatedData],
+    keys: Sequence[Key],
+    hyper: Sequence[Mapping[str, float]],
+    norm_limit: Sequence[float],
+    facts: Sequence[Facts],
+    probes: Sequence[Probes],
+    feed: Feed | None = None,
+) -> tuple[dict[str, Any], list[int]]:
+    """The tables without those of positions and messages, on the host; also the second result of :func:`of_runs`."""
+    found, begins = of_runs(shape, data, keys, hyper, norm_limit, feed)
+    for name in ("updates", "server_steps"):
+        found[name] = padded(np.array([getattr(one, name) for one in facts]), shape.runs, np.int32, fill=1)
+    return found | {"held": held_out_tables(data, shape) if any(probes) else ()}, begins
+
+
 def make_tables(
     layout: Layout,
     shape: StackShape,
@@ -244,12 +261,9 @@ def make_tables(
     ``applied``: per run, which arrivals the server applies; bool[E_r]. ``feed``: of streamed data, which are sent batch
     by batch.
     """
-    found, begins = of_runs(shape, data, keys, hyper, norm_limit, feed)
+    found, begins = lasting_tables(shape, data, keys, hyper, norm_limit, facts, probes, feed)
     every_closes = all(one.every_closes for one in facts)
     found |= event_columns(layout, shape, data, every_closes, applied, probes, begins, feed)
-    for name in ("updates", "server_steps"):
-        found[name] = padded(np.array([getattr(one, name) for one in facts]), shape.runs, np.int32, fill=1)
-    found["held"] = held_out_tables(data, shape) if any(probes) else ()
     return DeviceTables(**to_devices(found, sharding))
 
 

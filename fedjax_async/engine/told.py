@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,8 +12,8 @@ import numpy as np
 from fedjax_async.base import check
 from fedjax_async.clock.decisions import GrowingTable
 from fedjax_async.engine.extension import ExtensionWork
-from fedjax_async.engine.outset import OBSERVED
-from fedjax_async.engine.probes import Probes, numbers_of, probe_table
+from fedjax_async.engine.outset import OBSERVED, GrowingPoints
+from fedjax_async.engine.probes import Probes, probe_table
 from fedjax_async.engine.stack import Recorded
 from fedjax_async.types import Schedule
 
@@ -26,37 +27,51 @@ class Told:
     def __init__(self, probes: Probes) -> None:
         self._probes = probes
         self._log, self._probed = GrowingTable(), {name: GrowingTable() for name in probes}
-        self._losses, self._finished = list[np.ndarray](), list[tuple[float, int]]()
-        self._rows, self._probed_rows = 0, 0  # how many the planner knows
+        self._losses, self._num_losses = list[np.ndarray](), 0
+        self._finished = list[tuple[float, int]]()
+        self._new: list[dict[str, np.ndarray]] = []  # columns of arrivals that the planner does not know
         self._clients: Sequence[int] = ()
-        self._closes, self._times, self._repeated = np.zeros(0, np.bool_), np.zeros(0), 0
+        self._evaluations: Any = None  # GrowingPoints
+        self._repeated = 0
         self._past: dict[str, Any] = {}
 
     # --- what is recorded -------------------------------------------------------------------------
 
-    def decided(self, clients: Sequence[int], closes: np.ndarray, times: np.ndarray) -> None:
-        """Keep the plan so far: the client of each job, which arrivals close their server step, and when they come."""
-        self._clients, self._closes, self._times = clients, closes, times
+    def decided(self, clients: Sequence[int], evaluations: GrowingPoints) -> None:
+        """Keep the plan so far: the client of each job, and the arrivals."""
+        self._clients, self._evaluations = clients, evaluations
 
     def note(self, work: ExtensionWork, rows: Mapping[str, np.ndarray], probed: Mapping[str, Any]) -> None:
         """Keep the records of the received positions of an extension, and the columns of its probes."""
-        self._log.append({**rows, "job": work.jobs, "applied": work.applied[: work.received]})
-        for name in self._probes:
-            numbers = self._numbers(name, work)
-            at = work.at[numbers - work.first]
-            self._probed[name].append({key: column[at] for key, column in probed[name].items()} | {"number": numbers})
+        received = work.received
+        job, applied = [one.job for one in work.jobs[:received]], work.applied[:received]
+        seen = {}
+        for name, own in work.seen.items():
+            at, number = [work.at[one] for one in own], np.array(own, np.int64) + work.first
+            seen[name] = {key: column[at] for key, column in probed[name].items()} | {"number": number}
+        self._keep({**rows, "job": np.array(job, np.int64), "applied": np.array(applied, np.bool_)}, seen)
 
-    def _numbers(self, name: str, work: ExtensionWork) -> np.ndarray:
-        """The numbers of the arrivals of an extension that a probe sees."""
-        numbers = numbers_of(self._probes[name], work.first + len(work.at) - 1)
-        return numbers[(numbers >= work.first) & (numbers < work.first + len(work.at) - 1)]
+    def _keep(self, rows: dict[str, np.ndarray], seen: Mapping[str, dict[str, np.ndarray]]) -> None:
+        self._log.append(rows)
+        for name, table in seen.items():
+            self._probed[name].append(table)
+        found = {name: column for name, column in rows.items() if name not in _NOT_TOLD}
+        if not rows["applied"].all():
+            found = {name: column[rows["applied"]] for name, column in found.items()}
+        observed = {name: column for name, column in seen.get(OBSERVED, {}).items() if name != "number"}
+        self._new.append({**found, "accepted": found["accepted"] & (found["weight"] != 0), **observed})
 
-    def local_probes(self, work: ExtensionWork) -> dict[str, Any]:
-        """The probes with the numbers of their arrivals within an extension."""
-        return {
-            name: probe._replace(every=1, at=tuple((self._numbers(name, work) - work.first).tolist()))
-            for name, probe in self._probes.items()
-        }
+    def seen_of(self, work: ExtensionWork) -> dict[str, range | list[int]]:
+        """Which arrivals of an extension each probe sees, by their number in the extension."""
+        first, count = work.first, len(work.time)
+        found: dict[str, range | list[int]] = {}
+        for name, probe in self._probes.items():
+            if probe.at is None:
+                found[name] = range(-first % probe.every, count, probe.every)
+            else:
+                low, high = bisect_left(probe.at, first), bisect_left(probe.at, first + count)
+                found[name] = [number - first for number in probe.at[low:high]]
+        return found
 
     @property
     def sizes_differ(self) -> bool:
@@ -67,19 +82,16 @@ class Told:
 
     def new_rows(self) -> dict[str, np.ndarray]:
         """The observed columns of the arrivals since the last call."""
-        columns = {name: column[self._rows :] for name, column in self._log.columns().items()}
-        self._rows += len(columns["applied"])
-        found = {name: column[columns["applied"]] for name, column in columns.items() if name not in _NOT_TOLD}
-        found["accepted"] = found["accepted"] & (found["weight"] != 0)
-        if OBSERVED in self._probed:
-            seen = self._probed[OBSERVED].columns()
-            found |= {name: column[self._probed_rows :] for name, column in seen.items() if name != "number"}
-            self._probed_rows += int(columns["applied"].sum())
-        return found
+        first, *others = self._new
+        self._new = []
+        if not others:
+            return first
+        return {name: np.concatenate([column, *(other[name] for other in others)]) for name, column in first.items()}
 
     def losses(self, found: np.ndarray) -> np.ndarray:
         """Keep losses that the planner is told, and return them."""
         self._losses.append(found)
+        self._num_losses += len(found)
         return found
 
     def finished(self, found: tuple[float, int]) -> tuple[float, int]:
@@ -97,8 +109,8 @@ class Told:
             "losses": np.concatenate([np.zeros(0), *self._losses]),
             "finished": np.array(self._finished, np.float64).reshape(-1, 2),
             "clients": np.array(self._clients, np.int64),
-            "closes": self._closes,
-            "times": self._times,
+            "closes": np.zeros(0, np.bool_) if self._evaluations is None else self._evaluations.closes,
+            "times": np.zeros(0) if self._evaluations is None else self._evaluations.times,
         }
 
     def structure(self, records: Mapping[str, Any], probes: Mapping[str, Any]) -> Any:
@@ -117,27 +129,30 @@ class Told:
         ``ValueError`` if the plan differs from the checkpoint's, because the saved records would not fit this plan.
         """
         begin = len(self._log)
-        jobs, arrivals, first = len(self._clients), len(self._closes), self._repeated
+        jobs, arrivals, first = len(self._clients), work.first + len(work.time), self._repeated
         pairs = (
-            (self._past["records"]["job"][begin : begin + work.received], work.jobs),
+            (
+                self._past["records"]["job"][begin : begin + work.received],
+                [one.job for one in work.jobs[: work.received]],
+            ),
             (self._past["clients"][first:jobs], self._clients[first:]),
-            (self._past["closes"][work.first : arrivals], self._closes[work.first :]),
-            (self._past["times"][work.first : arrivals], self._times[work.first :]),
+            (self._past["closes"][work.first : arrivals], work.closes),
+            (self._past["times"][work.first : arrivals], work.time),
         )
         self._repeated = jobs
         alike = all(np.array_equal(before, now) for before, now in pairs)
         allowed = "deterministic, so that the run can be resumed (draw random numbers from prior.seed)"
         check.require(alike, "policy", "decisions that differ from those before the checkpoint", allowed)
-        self._log.append(
-            {name: column[begin : begin + work.received] for name, column in self._past["records"].items()}
-        )
+        rows = {name: column[begin : begin + work.received] for name, column in self._past["records"].items()}
+        seen = {}
         for name, held in self._past["probes"].items():
-            known, count = len(self._probed[name]), len(self._numbers(name, work))
-            self._probed[name].append({key: column[known : known + count] for key, column in held.items()})
+            known, count = len(self._probed[name]), len(work.seen[name])
+            seen[name] = {key: column[known : known + count] for key, column in held.items()}
+        self._keep(rows, seen)
 
     def past_losses(self, count: int) -> np.ndarray | None:
         """The next ``count`` losses of the checkpoint, if it has them."""
-        known = sum(map(len, self._losses))
+        known = self._num_losses
         held: np.ndarray = self._past.get("losses", np.zeros(0))
         return held[known : known + count] if known < len(held) else None
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -13,6 +15,7 @@ from fedjax_async.engine import Every, evaluation_points, growing_stack, program
 from fedjax_async.engine.adaptive import alone
 from fedjax_async.engine.adaptive_reference import ReferenceExecutor
 from fedjax_async.engine.checkpoint import Keeper
+from fedjax_async.engine.devices import as_bytes, from_bytes
 from fedjax_async.engine.evaluation import points_among
 from fedjax_async.engine.outset import GrowingPoints
 from tests.engine.adaptive_problem import (
@@ -159,6 +162,17 @@ def test_evaluations_of_a_growing_plan_are_those_of_the_plan_so_far(every, horiz
         known = points_among(time[:high], closes[:high], every, horizon)
         same([column[known.position < min(high, 40)] for column in known], list(points.points))
         low = high
+
+
+def test_arrays_go_to_the_host_as_bytes():
+    kept = {
+        "a": jnp.arange(3.0),
+        "b": jnp.array([True, False, True]),
+        "c": jnp.arange(6, dtype=jnp.int32).reshape(3, 2),
+    }
+    kept |= {"d": jnp.array([1 + 2j, -1j]), "e": jnp.array([np.nan, 0.1], jnp.float32)}
+    same(kept, from_bytes(jax.jit(as_bytes)(kept), kept))
+    same(jax.tree.map(jnp.zeros_like, kept), from_bytes(None, kept))
 
 
 def test_no_job_is_trained_that_is_lost_though_the_server_learns_it_at_its_timeout():
