@@ -32,7 +32,7 @@ Digests = tuple[tuple[str, str], ...]  # (path, digest) of each file, in the ord
 Stamp = list[int]  # what os.stat says about a file that changes whenever its content does
 
 _known: dict[str, tuple[Stamp | None, str]] = {}  # path as given -> stamp, None if not settled; digest
-_changed: list[str] = []  # files that were found to have changed in this process, each time
+changed: list[str] = []  # files that were found to have changed in this process, each time
 
 
 class FileSpec(str):
@@ -69,7 +69,7 @@ def digest(path: str | Path) -> str:
         if large:
             _remember(path, stamp, found)
     if before is not None and before[1] != found:
-        _changed.append(str(path))
+        changed.append(str(path))
         registry.forget()
     _known[str(path)] = (stamp if settled else None, found)
     return found
@@ -86,11 +86,6 @@ def mapped(array: np.memmap) -> str | None:
         return None
     whole = f"{array.dtype} {array.shape} {array.offset} {digest(str(array.filename))}"
     return whole if array.flags.c_contiguous else None
-
-
-def changes() -> int:
-    """How many files :func:`digest` found changed in this process."""
-    return len(_changed)
 
 
 def listed(paths: list[Path], folder: str | Path | None = None) -> Digests:

@@ -147,7 +147,9 @@ def resolve(settings: Settings) -> Resolved:
         trainer = compressing(trainer, s, model.private, upload)
     if s.ditto is not None:
         trainer = with_ditto(trainer, model, s, batch_size)
-    down, up = (tree.shared(one, shapes, model.private) for one in ((message.params, message.extra), upload))
+    down, up = (message.params, message.extra), upload
+    if model.private is not None:
+        down, up = (tree.shared(one, shapes, model.private) for one in (down, up))
     if s.compress is not None and s.feedback != "off":
         caution_feedback(s, vector_sizes(s, down[0], up))
     if s.privacy is not None or s.attack is not None:

@@ -119,9 +119,9 @@ def resolved(settings: Settings) -> Settings:
     training does not take them and the run has no fine-tuning or Ditto. The settings get the digests of their input
     files. ``ValueError`` for settings without effect, and for a file that has changed since a saved run began.
     """
-    before = inputs.changes()
+    before = len(inputs.changed)
     found = with_files(_resolved(settings))
-    return found if inputs.changes() == before else with_files(_resolved(settings))  # a file changed: read it anew
+    return found if len(inputs.changed) == before else with_files(_resolved(settings))  # a file changed: read it anew
 
 
 def _resolved(settings: Settings) -> Settings:

@@ -104,17 +104,13 @@ def warn_of_numbering(name: str, labels: Sequence[np.ndarray]) -> None:
 def _warn_of_labels(data: FederatedData) -> None:
     """Warn of test labels that are in no client's training part."""
     rows = np.concatenate([data.order[start : start + size] for start, size in zip(data.offset, data.size)])
-    trained, tested = _counts(data, data.y[rows]), _counts(data, np.asarray(data.test_y))
-    if trained is None or tested is None:
+    classes = int(data.num_classes or 0)
+    if classes > 10**6:  # too many to count
         return
+    labels = (data.y[rows], np.asarray(data.test_y))
+    trained, tested = (np.bincount(each.astype(np.int64), minlength=classes) for each in labels)
     unseen = np.flatnonzero((tested > 0) & (trained == 0))
     if len(unseen) > 0:
-        labels = ", ".join(map(str, unseen[:5])) + (", ..." if len(unseen) > 5 else "")
-        text = f"{tested[unseen].sum()} of {tested.sum()} test examples have a label that no client trains ({labels})"
+        some = ", ".join(map(str, unseen[:5])) + (", ..." if len(unseen) > 5 else "")
+        text = f"{tested[unseen].sum()} of {tested.sum()} test examples have a label that no client trains ({some})"
         _warn(data.name, f"{text}: no run can learn it")
-
-
-def _counts(data: FederatedData, labels: np.ndarray) -> np.ndarray | None:
-    """The examples of each class, int64[C]; None with too many classes to count."""
-    classes = int(data.num_classes or 0)
-    return np.bincount(labels.astype(np.int64), minlength=classes) if classes <= 10**6 else None
