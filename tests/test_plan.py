@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+import types
 
 import numpy as np
 import pytest
 
+import fedjax_async
+from fedjax_async import config, results
+from fedjax_async.config.grid import expand
+from fedjax_async.config.methods import method_of
+from fedjax_async.config.resolving import settings_from
+from fedjax_async.results import sweeps
 from tests.experiment import EXPERIMENTS, module
 from tests.results.made_up import make_run
 
@@ -38,6 +46,49 @@ def curves(path, *keys):
 def test_a_script_counts_its_runs_and_trains_none():
     row = plan.Row("orthofl", "Figure 6", "figure_6.py", "smoke", 2, "", "none_curves.csv", 1.0, 1.0)
     assert plan.count(row) == plan.Counted(row, 0, 14)
+
+
+OF_SIMULATE = ("out", "overwrite", "probes", "progress")  # keywords that are no settings
+TRAIN = {
+    "asynccurve": ["table_methods"],
+    "asynfl": ["figure_4", "figure_5", "quantisers", "signs", "table_3"],
+    "methods": ["claims", "defaults"],
+    "orthofl": ["figure_2", "figure_6", "figure_8", "figure_9", "figure_10"],
+    "policies": ["learn", "worlds"],
+    "privacy": ["dp_fedavg"],
+    "pushcen": ["tables"],
+    "robustness": ["table"],
+}
+
+
+@pytest.mark.parametrize("script", [f"{paper}/{name}.py" for paper, names in TRAIN.items() for name in names])
+def test_the_settings_of_a_script_are_accepted_at_each_scale(script, monkeypatch, tmp_path):
+    found = []  # settings of runs, none of which is trained: the scripts themselves are slow tests
+
+    def accept(*settings):
+        for each in settings:
+            method_of(each.method)
+        found.extend(settings)
+        raise sys.modules["known_runs"].TimeIsUp
+
+    def sweep(base=None, grid=None, *, points=None, seeds=None, **_):
+        accept(*(point.settings for point in expand(base, grid, points=points, seeds=seeds)))
+
+    def simulate(settings=None, **changes):
+        accept(settings_from(settings, {k: v for k, v in changes.items() if k not in OF_SIMULATE}))
+
+    for place in (sweeps, results):
+        monkeypatch.setattr(place, "sweep", sweep)
+    monkeypatch.setattr(fedjax_async, "simulate", simulate)
+    prepared = types.SimpleNamespace(schedule=types.SimpleNamespace(time=[60.0]))
+    monkeypatch.setattr(config, "prepare", lambda settings: prepared)  # data need not be here
+    counts = []
+    for scale in ("smoke", "laptop", "paper"):
+        found.clear()
+        ended = verify.call(EXPERIMENTS / script, ["--scale", scale, "--quiet", "--out", str(tmp_path / scale)])
+        assert ended.code == known_runs.TIME_IS_UP, ended.stderr
+        counts.append(len(found))
+    assert 0 < counts[0] <= counts[1] and counts[0] <= counts[2]
 
 
 def test_counts_are_those_that_the_script_says(row):
