@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -12,7 +13,7 @@ from fedjax_async.geometry import MANIFOLDS
 from fedjax_async.geometry import manifold as manifolds
 from fedjax_async.local.sharpness import nearby, nearby_in_scale, sharpness_aware
 from fedjax_async.local.training import WithinJob
-from fedjax_async.types import Array, Number, Traced
+from fedjax_async.types import Array, Number, Params, Traced
 
 LearningRate = Number | Callable[[Array], Array]  # or a schedule of optax
 
@@ -63,7 +64,21 @@ def adamw(
     check.non_negative("weight_decay", weight_decay)
     check.optional(check.positive, "clip", clip)
     descent = optax.adamw(lr, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay)
-    return descent if clip is None else optax.chain(optax.clip_by_global_norm(clip), descent)
+    return descent if clip is None else optax.chain(_shortened(clip), descent)
+
+
+def _shortened(longest: Traced) -> optax.GradientTransformation:
+    """``optax.clip_by_global_norm``, which fails for leaves of 16 bits where ``longest`` is traced."""
+
+    def update(gradient: Params, _: Params) -> Params:
+        norm = optax.tree.norm(gradient)
+
+        def shortened(leaf: Array) -> Array:
+            return jnp.where(norm < longest, leaf, leaf / norm.astype(leaf.dtype) * jnp.asarray(longest, leaf.dtype))
+
+        return jax.tree.map(shortened, gradient)
+
+    return optax.stateless(update)
 
 
 BASES: dict[str, Callable[..., optax.GradientTransformation]] = {"sgd": sgd, "adam": adam, "adamw": adamw}

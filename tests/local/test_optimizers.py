@@ -163,3 +163,12 @@ test_bad_decays_are_refused = refusals(
     ("linear", {"floor": -1}, "^floor = -1: must be between 0.0 and 1.0$"),
     by=lambda name, options: DECAYS[name](**options),
 )  # fmt: skip
+
+
+def test_gradients_of_16_bits_are_shortened_to_a_traced_length():
+    def step(clip):
+        optimizer, params = OPTIMIZERS["adamw"](0.1, clip=clip, eps=1.0), {"w": jnp.ones(2, jnp.bfloat16)}
+        return tree.optimize(optimizer, {"w": 10 * params["w"]}, optimizer.init(params), params)[0]["w"]
+
+    moved = 1 - jax.jit(step)(jnp.float32(2**0.5)).astype(float)  # the gradient is then (1, 1)
+    np.testing.assert_allclose(moved, 0.1 * 1 / (1 + 1.0), rtol=0.05)
