@@ -198,13 +198,16 @@ KIND_NAMES = {"str": "a text", "bool": "true or false", "int": "a whole number",
 
 
 def _field_value(field: str, value: Any) -> Any:
-    """``value`` in the type of the setting's annotation; the text ``none`` stands for None, which TOML lacks."""
+    """``value`` in the type of the setting's annotation; the text ``none`` stands for None, which TOML lacks.
+
+    Not of a setting that has a value of this name, as ``normalise`` has.
+    """
     require_fitting(field, value)
     if field in KINDS and not (value is None or isinstance(value, (str, Real))):
         return as_setting(field, value)
     kinds = [kind for kind in str(FIELDS[field].type).split(" | ") if kind != "Named"]
     if "None" in kinds and (value is None or (isinstance(value, str) and value.lower() == "none")):
-        return None
+        return value if value is not None and _has(field, value) else None
     hint = f"; did you mean {field + 's'!r}?" if f"{field}s" in FIELDS else ""  # client, clients
     hint = " (a list of values to sweep belongs in the grid)" if isinstance(value, list) else hint
     text = kinds[0] == "str" and FIELDS[field].default is None
@@ -214,6 +217,15 @@ def _field_value(field: str, value: Any) -> Any:
         kinds[0] != "float" or check.is_real(value) or isinstance(value, float), field, value, "a finite number"
     )
     return CONVERT[kinds[0]](value)
+
+
+def _has(field: str, value: str) -> bool:
+    """Whether a text is one of the values that a setting lists."""
+    requires = FIELDS[field].metadata["requires"]
+    try:
+        return requires is not None and requires(field, value) is None
+    except ValueError:
+        return False
 
 
 def checked(path: str, value: Any, fields: Fields) -> Any:

@@ -227,6 +227,13 @@ def test_none_can_be_written():
     assert [point.name for point in points] == ["test_fraction=none", "test_fraction=0.2"]
 
 
+def test_none_is_a_value_of_the_setting_that_has_it():
+    """It stood for None, which is the published constants: two of the three were one run."""
+    points = expand({"updates": 5}, {"normalise": ["none", "published", "training"]})
+    assert [point.settings.normalise for point in points] == ["none", "published", "training"]
+    assert expand({"updates": 5, "batching": "none"}, {"lr": [0.1]})[0].settings.batching is None
+
+
 @pytest.mark.parametrize(
     ("field", "names"), {"exchange": EXCHANGES, "global_tests": GLOBAL_TESTS, "topology": TOPOLOGIES}.items()
 )
