@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from fedjax_async.base import check, grammar
 from fedjax_async.config.labelling import plain, require_label
 from fedjax_async.config.own import ABSENT, Named, named
-from fedjax_async.config.paths import DICTS, FIELDS, Fields, changed, checked, flat, values_of
+from fedjax_async.config.paths import DICTS, FIELDS, Fields, changed, checked, flat, of_method, values_of
 from fedjax_async.config.settings import Settings, fields_of
 
 MOST_RUNS = 100_000  # a larger grid is taken for a mistake
@@ -224,7 +224,12 @@ def _point(given: Mapping[str, Any], short: Mapping[str, str], fields: Fields) -
     labelled = tuple(path for path, value in given.items() if isinstance(value, Labelled))
     values = {path: value.label if path in labelled else value for path, value in given.items()}
     meant = {path: value.value if path in labelled else value for path, value in given.items()}
-    return GridPoint(point_name(values, short), values, Settings(**changed(fields, meant)), labelled)
+    settings = Settings(**changed(fields, meant))
+    for path in ("compress", "policy"):
+        usual = of_method(settings.method, path) if path in meant and meant[path] is None else None
+        allowed = f"left out, since none is the method's own, {usual} (identity compresses nothing)"
+        check.require(usual is None, path, "none", allowed if path == "compress" else allowed.partition(" (")[0])
+    return GridPoint(point_name(values, short), values, settings, labelled)
 
 
 def _all_different(points: Sequence[GridPoint]) -> None:

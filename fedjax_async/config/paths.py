@@ -79,11 +79,11 @@ def _names(fields: Fields, field: str) -> Names | Named | None:
     if _brings(fields, field):
         return Names((_held("method", fields["method"]).clock,))  # type: ignore[union-attr, arg-type]
     return _held(
-        field, fields[field] or (_of_method(fields["method"], field) if field in OF_METHODS else USUAL.get(field))
+        field, fields[field] or (of_method(fields["method"], field) if field in OF_METHODS else USUAL.get(field))
     )
 
 
-def _of_method(method: Any, field: str) -> str | None:
+def of_method(method: Any, field: str) -> str | None:
     """The method's default of a setting; None of an object that a file names, of which only the name is known."""
     absent = isinstance(method, Named) and method.thing is own.ABSENT
     return None if absent else getattr(usual_of(method), field, None)

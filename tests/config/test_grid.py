@@ -234,6 +234,13 @@ def test_none_is_a_value_of_the_setting_that_has_it():
     assert expand({"updates": 5, "batching": "none"}, {"lr": [0.1]})[0].settings.batching is None
 
 
+def test_none_is_refused_where_it_is_something_of_the_method():
+    """The rows called compress=none were compressed."""
+    with pytest.raises(ValueError, match=r"^compress = 'none': must be left out, since none is the method's own, s"):
+        expand({"updates": 5, "method": "asynflc"}, {"compress": ["none", "topk"]})
+    assert expand({"updates": 5}, {"compress": ["none", "topk"]})[0].settings.compress is None
+
+
 @pytest.mark.parametrize(
     ("field", "names"), {"exchange": EXCHANGES, "global_tests": GLOBAL_TESTS, "topology": TOPOLOGIES}.items()
 )
