@@ -166,8 +166,8 @@ def test_no_folder_is_named_for_two_runs():
             words = shlex.split(command, comments=True)
             if "--out" in words and words[1] in ("run", "compare"):
                 named.setdefault(words[words.index("--out") + 1], set()).add(command)
-        for line in re.findall(r".*(?:out=|save\(run, )\"[^\"]+\".*", text):
-            named.setdefault(line.split('"')[1], set()).add(line)
+        for line, folder in re.findall(r"(.*(?:out=|save\(run, )\"([^\"]+)\".*)", text):
+            named.setdefault(folder, set()).add(line)
     assert {folder: found for folder, found in named.items() if len(found) > 1} == {}
 
 
