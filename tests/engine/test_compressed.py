@@ -99,7 +99,8 @@ def test_wrappers_keep_what_is_recorded():
         ({"method": "asynflc"}, ("scaled_sign", "off", "whole")),
         ({"method": "asynflc", "compress": "qsgd:levels=1"}, ("qsgd:levels=1", "off", "whole")),
         ({"method": "asynflc_ef"}, ("topk:ratio=0.1", "ef", "whole")),
-        ({"method": "asynflc_ef:server_lr=2@participation", "feedback": "ef21", "compress_per": "layer"},
+        ({"method": "asynflc_ef:server_lr=2@participation", "feedback": "ef21", "compress_per": "layer",
+          "delay": "rpi"},
          ("topk:ratio=0.1", "ef21", "layer")),
     ],
 )  # fmt: skip

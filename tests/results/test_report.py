@@ -93,7 +93,8 @@ def test_a_comparison(tmp_path):
     target = "target: 42.75 ± 6.72 % (95 % of the lowest final accuracy among these methods; with others it may differ"
     for shown in (text, (tmp_path / "a" / "comparison.md").read_text()):  # a header: other methods may change the times
         assert shown.startswith(target) and shown.index("--target fixes it)") < shown.index("time to target (s)")
-    assert float((tmp_path / "a" / "comparison.csv").read_text().splitlines()[1].split(",")[-2]) == pytest.approx(42.75)
+    row, _ = read_rows(tmp_path / "a" / "comparison.csv")
+    assert float(row["target (%)"]) == pytest.approx(42.75)
     assert "target: 50.00 ± 0.00 % (as asked for)" in write_comparison(runs, tmp_path / "c", plots=False, target=0.5)
     text = write_comparison(runs, tmp_path / "c", plots=False, target="fedasync")
     assert "target: 60.00 ± 0.00 % (the final accuracy of fedasync)" in text and "0 of 2 reached" in text
