@@ -21,7 +21,6 @@ def test_there_are_notebooks():
 
 # their programs are large and run only briefly
 BRIEF = (
-    "01_first_run",
     "05_compression_and_error_feedback",
     "07_without_a_server",
     "08_vector_fields",
