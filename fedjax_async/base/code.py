@@ -77,9 +77,10 @@ def function_of(thing: types.FunctionType) -> Contents:
     module = thing.__globals__.get("__name__") or "__main__"
     package, inner = package_of(module), "<locals>" in thing.__code__.co_qualname
     if package is not None:
-        yield f"{package} {module} {thing.__code__.co_qualname} {thing.__code__.co_firstlineno}".encode()
-        if not inner:
+        yield f"{package} {module} {thing.__code__.co_qualname}".encode()
+        if not inner and thing.__name__ != "<lambda>":
             return
+        yield "code", thing.__code__  # others may have this name; a line number would change with the text above it
     names = _names(thing.__code__)
     for name, cell in zip(thing.__code__.co_freevars, thing.__closure__ or ()):
         try:

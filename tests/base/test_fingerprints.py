@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import types
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -325,6 +326,15 @@ def test_what_has_a_hidden_state_is_named(make):
 def test_traced_values_have_none():
     with pytest.raises(ValueError, match="must be taken of values, not inside a traced function"):
         jax.jit(fingerprint)(1.0)
+
+
+def test_lines_of_a_package_do_not_count_and_functions_of_one_name_are_told_apart():
+    def made(code, line, name="outer.<locals>.inner"):
+        return types.FunctionType(code.replace(co_qualname=name, co_firstlineno=line), {"__name__": "optax.made"})
+
+    more, less = (lambda x: x + 1).__code__, (lambda x: x - 1).__code__
+    assert fingerprint(made(more, 1)) == fingerprint(made(more, 9)) != fingerprint(made(less, 1))
+    assert fingerprint(made(more, 1, "<lambda>")) != fingerprint(made(less, 1, "<lambda>"))
 
 
 def test_packages_are_told_from_own_code():
