@@ -114,16 +114,15 @@ def local_training(
         return Work(message.params, state, key, seed_of(key))
 
     def step(work: Work, k: Array, message: Message, data: ClientData) -> Work:
-        local_step = (work.seed, work.key, k)
-        loss_gradient = batch_gradient(model, work.params, data, local_step, batch_size, shuffle, per_example)
+        loss_grad = batch_gradient(model, work.params, data, (work.seed, work.key, k), batch_size, shuffle, per_example)
         old, total = without_statistics(model, work.params), partial(_total, model, pulled, correct, message)
-        gradient, moved = loss_gradient(old)
+        gradient, moved = loss_grad(old)
         factor = decay_factor(scale, message, k, jnp.asarray(message.local_steps))
 
         def slope(weights: Params, _: object) -> Params:
             if per_example is not None:
                 require_one_gradient("several")  # whatever the optimiser's attribute ``gradients`` says
-            return total(loss_gradient(weights)[0], weights)
+            return total(loss_grad(weights)[0], weights)
 
         new, state = tree.optimize(optimizer, total(gradient, old), work.optimizer, old, factor, grad_fn=slope)
         return work._replace(params=replaced(model, new, moved), optimizer=state)
