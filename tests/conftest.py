@@ -46,6 +46,9 @@ collect_ignore = [file for files in MISSING.values() for file in files]
 # Tracing makes millions of short-lived objects and few cycles, so a rarer search for cycles saves time.
 gc.set_threshold(50_000, 20, 50)
 
+# Lowering is 5 % quicker if an operation keeps its own line only, without the calls that led to it.
+jax.config.update("jax_include_full_tracebacks_in_locations", False)
+
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 

@@ -28,6 +28,7 @@ BRIEF = (
 )
 
 
+@pytest.mark.book
 @pytest.mark.filterwarnings("default")  # warnings of the notebook packages
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=IDS)
 def test_the_stored_outputs_are_those_of_the_code(path, request, monkeypatch):

@@ -172,7 +172,9 @@ def test_no_folder_is_named_for_two_runs():
 
 
 @pytest.mark.usefixtures("commands_compile_as_here")  # they compile for longer than they run
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize(
+    "name", [name if name == "README.md" else pytest.param(name, marks=pytest.mark.book) for name in EXAMPLES]
+)
 def test_the_examples_of_a_page_run(name, tmp_path):
     """In one process, so that equal programs compile once. Blocks are on their own, except in the gallery.
 
