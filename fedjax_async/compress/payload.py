@@ -30,13 +30,15 @@ class Compressor(NamedTuple):
     ``decompress(payload) -> x_hat`` [D]; ``bits(payload) -> int32[]``, exactly ``8 * len(encode(payload))``. If x is
     not finite, neither is x_hat, so that the server can reject it. ``error(D)``: about how large ``||x_hat - x||^2`` is
     of D normal numbers, relative to ``||x||^2``. From 1 on, error feedback adds up errors without bound, and a run
-    warns; ``None``: it is below 1.
+    warns; ``None``: it is below 1. ``feedback``: whether a run that does not say so keeps the error for the next
+    message; not for unbiased compressors, whose errors cancel in the mean, and where it always grows.
     """
 
     compress: Callable[[Key, Params], Payload]
     decompress: Callable[[Payload], Params]
     bits: Callable[[Payload], Array]
     error: Callable[[int], float] | None = None
+    feedback: bool = True
 
 
 @jax.tree_util.register_dataclass

@@ -37,7 +37,8 @@ def sign() -> Compressor:
         require_vector(x)
         return Signs(jnp.less(x, 0), nan_unless_finite(jnp.ones((), x.dtype), x), scaled=False)
 
-    return Compressor(compress, _decompress_signs, bits, error=lambda size: math.inf)  # of small numbers
+    # an error far larger than small numbers
+    return Compressor(compress, _decompress_signs, bits, error=lambda size: math.inf, feedback=False)
 
 
 def scaled_sign() -> Compressor:
@@ -80,7 +81,7 @@ def qsgd(*, levels: Traced = 7, scaled: bool = False, bucket: int | None = None,
     With b bits per entry, levels = 2^(b-1) - 1: 1, 7, 127 for 2, 4, 8 bits. Any integer from 1 to 32767 is allowed, and
     it may be traced. Unbiased, with ``E||C(x) - x||^2 <= beta ||x||^2``, ``beta = min(D/s^2, sqrt(D)/s)``. If
     `scaled`, the result is multiplied by ``1/(1 + beta)``: biased, but a contraction by that factor for every beta, as
-    error feedback needs.
+    error feedback needs; it is the default then.
 
     Args:
       bucket: give every `bucket` entries a norm of their own, which is sent with them; D in beta is then `bucket`.
@@ -134,7 +135,7 @@ def qsgd(*, levels: Traced = 7, scaled: bool = False, bucket: int | None = None,
         longest = count**0.5 if norm == "euclidean" else (2 * math.log(max(count, 2))) ** 0.5
         return min((longest / steps) ** 2 / 6, (2 / math.pi) ** 0.5 * longest / steps)
 
-    return Compressor(compress, decompress, bits, None if scaled else error)
+    return Compressor(compress, decompress, bits, None if scaled else error, feedback=scaled)
 
 
 def relative_variance(size: int, steps: Array, norm: str = "euclidean") -> Array:

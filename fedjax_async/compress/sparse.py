@@ -101,7 +101,7 @@ def randk(*, ratio: float = 0.1, unbiased: bool = True) -> Compressor:
     def error(size: int) -> float:
         return size / max(1, kept(ratio, size)) - 1
 
-    return Compressor(compress, _decompress, bits, error if unbiased else None)
+    return Compressor(compress, _decompress, bits, error if unbiased else None, feedback=not unbiased)
 
 
 # --- the k largest, without sorting -----------------------------------------------------------

@@ -223,8 +223,8 @@ def usual_compression(settings: Settings, usual: Method) -> dict[str, Any]:
             given = getattr(settings, name)
             check.require(given is None, name, given, "left out without compress")
         return {}
-    compressor_of(compress)  # checks names and ranges
-    how = settings.feedback or usual.feedback or "ef"
+    keeps = compressor_of(compress).feedback  # checks names and ranges
+    how = settings.feedback or usual.feedback or ("ef" if keeps else "off")
     return {"compress": compress, "feedback": how, "compress_per": settings.compress_per or "whole"}
 
 

@@ -201,9 +201,11 @@ def compressor_of(spec: Chosen) -> Compressor:
     if given is None:
         given = registry.spec("compress", COMPRESSORS, str(spec)).make()
     check.require(isinstance(given, Compressor), "compress", objects.shown(given), "a name or a Compressor")
-    for name, function in given._asdict().items():
+    for name in ("compress", "decompress", "bits", "error"):
+        function = getattr(given, name)
         known = callable(function) or (name == "error" and function is None)
         check.require(known, f"compress.{name}", function, "a function")
+    check.one_of("compress.feedback", given.feedback, [True, False])
     return cast(Compressor, given)
 
 

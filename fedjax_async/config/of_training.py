@@ -108,7 +108,7 @@ class OfCompression:
     compress: str | Named | None = setting(None, "compressor of the uploads, e.g. topk:ratio=0.1", "compared")
     feedback: str | None = setting(
         None,
-        "error feedback for the compressor: off, ef or ef21 [ef; of asynflc off]",
+        "error feedback for the compressor: off, ef or ef21 [ef; off for qsgd, unbiased randk, sign and asynflc]",
         "compared",
         without="nodes",
         requires=known,
