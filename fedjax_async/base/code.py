@@ -115,7 +115,7 @@ def _held(name: str, value: object, names: Collection[str]) -> Contents:
         yield name, value
 
 
-def _used(code: types.CodeType, variables: Mapping[str, Any]) -> Contents:
+def _used(code: types.CodeType, variables: Mapping[str, object]) -> Contents:
     """What code takes from its module: global variables, and what it imports itself."""
     modules: dict[str, types.ModuleType | None] = {}
     steps = [step for step in dis.get_instructions(code) if step.opname not in ("EXTENDED_ARG", "CACHE")]

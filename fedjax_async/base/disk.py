@@ -11,7 +11,7 @@ import re
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import ml_dtypes  # noqa: F401  (NumPy learns the names bfloat16, float8_...; JAX depends on it)
 import numpy as np
@@ -98,7 +98,7 @@ def write(path: str | Path, content: bytes) -> None:
         file.write(content)
 
 
-def write_npz(file: IO[bytes], arrays: Mapping[str, Any]) -> None:
+def write_npz(file: IO[bytes], arrays: Mapping[str, object]) -> None:
     """``numpy.savez`` with fixed time stamps and without pickling; bfloat16 and similar types are kept.
 
     Names must not contain ``:``.
@@ -113,7 +113,7 @@ def write_npz(file: IO[bytes], arrays: Mapping[str, Any]) -> None:
                 np.lib.format.write_array(part, array, allow_pickle=False)
 
 
-def npz_bytes(arrays: Mapping[str, Any]) -> bytes:
+def npz_bytes(arrays: Mapping[str, object]) -> bytes:
     """The bytes that ``write_npz`` writes."""
     stream = io.BytesIO()
     write_npz(stream, arrays)

@@ -9,14 +9,14 @@ import types
 import typing
 import weakref
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 Made = TypeVar("Made")
 
 TRACED = "a number that may be traced"  # the metadata of the annotation ``types.Traced``
 
 
-def options_of(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+def options_of(factory: Callable[..., object]) -> dict[str, inspect.Parameter]:
     """The keyword-only parameters of a factory, which a spec may set; their annotations are types, not text."""
     try:
         return _OPTIONS[factory]
@@ -27,10 +27,10 @@ def options_of(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 # Remembered, since a sweep asks for each run.
-_OPTIONS: weakref.WeakKeyDictionary[Callable[..., Any], dict[str, inspect.Parameter]] = weakref.WeakKeyDictionary()
+_OPTIONS: weakref.WeakKeyDictionary[Callable[..., object], dict[str, inspect.Parameter]] = weakref.WeakKeyDictionary()
 
 
-def _read_options(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+def _read_options(factory: Callable[..., object]) -> dict[str, inspect.Parameter]:
     annotations = _read_annotations(getattr(factory, "func", factory))
     return {
         name: parameter.replace(annotation=annotations.get(name, parameter.annotation))
@@ -39,13 +39,13 @@ def _read_options(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     }
 
 
-def _read_annotations(function: Callable[..., Any]) -> dict[str, Any]:
+def _read_annotations(function: Callable[..., object]) -> dict[str, object]:
     """Parameter -> type; without types that are imported for type checkers only."""
     try:
         return typing.get_type_hints(function, include_extras=True)
     except (NameError, TypeError):
         pass
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for name, text in getattr(function, "__annotations__", {}).items():
         alone = types.SimpleNamespace(__annotations__={name: text})
         with contextlib.suppress(NameError, TypeError):
@@ -59,7 +59,7 @@ def is_traced(parameter: inspect.Parameter) -> bool:
     return any(TRACED in getattr(choice, "__metadata__", ()) for choice in choices)
 
 
-def asks_for(function: Callable[..., Any], name: str) -> bool:
+def asks_for(function: Callable[..., object], name: str) -> bool:
     """Whether a function takes a second argument: a parameter called ``name``, or any that has no default.
 
     A second parameter of another name with a default is an option of the function's own.
@@ -74,7 +74,7 @@ def asks_for(function: Callable[..., Any], name: str) -> bool:
     return len(places) > 1 and (places[1].name == name or places[1].default is places[1].empty)
 
 
-def takes(**groups: Callable[..., Any]) -> Callable[[Callable[..., Made]], Callable[..., Made]]:
+def takes(**groups: Callable[..., object]) -> Callable[[Callable[..., Made]], Callable[..., Made]]:
     """Add the options of ``groups``, each a function of keyword-only options, to a factory.
 
     ``@takes(guards=guard_rails)`` turns ``f(*, server_lr, guards)`` into ``f(*, server_lr, clip, ...)``, which calls
@@ -105,7 +105,7 @@ def takes(**groups: Callable[..., Any]) -> Callable[[Callable[..., Made]], Calla
     return decorate
 
 
-def regrouped(factory: Callable[..., Made], **groups: Callable[..., Any]) -> Callable[..., Made]:
+def regrouped(factory: Callable[..., Made], **groups: Callable[..., object]) -> Callable[..., Made]:
     """A factory made by ``takes``, with other functions of the same options for some of its groups."""
     return takes(**(factory.groups | groups))(factory.__wrapped__)  # type: ignore[attr-defined]
 

@@ -22,7 +22,7 @@ import re
 import sys
 import types
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -204,7 +204,7 @@ _CALENDAR = (datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo)
 _SUFFIXES = tuple(importlib.machinery.EXTENSION_SUFFIXES)
 
 # The first entry with a matching type reads the object.
-_READERS: tuple[tuple[Any, Any], ...] = (
+_READERS: tuple[tuple[type | tuple[type, ...], Callable[[Any], Contents]], ...] = (
     (type, code.class_of),
     (enum.Enum, lambda thing: _described("enum", thing.name, type(thing))),
     ((type(None), bool, type(...), type(NotImplemented)), _plain),
@@ -258,7 +258,7 @@ def _wrapper(thing: Any) -> Contents:
         yield from _attributes(kind, {name: v for name, v in vars(thing).items() if not name.startswith("__")})
 
 
-def _is_of_package(wrapper: Any) -> bool:
+def _is_of_package(wrapper: object) -> bool:
     """Whether an installed package has made this very wrapper, as ``jax.nn.relu``: then its name is enough."""
     module, name = str(getattr(wrapper, "__module__", "")), str(getattr(wrapper, "__qualname__", ""))
     found = getattr(sys.modules.get(module), name, None) if code.package_of(module) is not None else None
@@ -305,7 +305,7 @@ def _written_in_c(kind: type) -> bool:
     return "__module__" not in vars(kind) or origin == "built-in" or origin.endswith(_SUFFIXES)
 
 
-def _attributes(kind: type, named: Mapping[str, Any]) -> Contents:
+def _attributes(kind: type, named: Mapping[str, object]) -> Contents:
     yield "class", kind
     for name, value in named.items():
         yield name.encode()

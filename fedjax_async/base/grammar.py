@@ -18,7 +18,7 @@ def is_plain_number(text: str) -> bool:
     return text.isascii() and "_" not in text
 
 
-def parse_value(text: str) -> Any:
+def parse_value(text: str) -> str | float | None:
     """``"3"`` -> 3, ``"0.5"`` -> 0.5, ``"true"`` -> True, ``"none"`` -> None, else the text without its quotes."""
     if re.fullmatch(_QUOTED, text):
         return text[1:-1]

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fedjax_async.base import check
 from fedjax_async.base.notices import RunWarning
@@ -140,7 +140,7 @@ def require_metadata(folder: str | os.PathLike[str]) -> Path:
     return file
 
 
-def _require_kept(name: str, options: dict[str, Any], home: Path) -> None:
+def _require_kept(name: str, options: Mapping[str, object], home: Path) -> None:
     """``ValueError`` if neither the data set nor the user's own copy of it exists."""
     own = options.get("path")
     if own is None or not KEPT[name].own_copy:
@@ -150,7 +150,7 @@ def _require_kept(name: str, options: dict[str, Any], home: Path) -> None:
 
 
 # Data set -> check(options of its spec, data directory) that its files exist; a data set not listed needs no files.
-_NEEDS: dict[str, Callable[[dict[str, Any], Path], Any]] = {
+_NEEDS: dict[str, Callable[[Mapping[str, object], Path], object]] = {
     **{name: lambda options, home, name=name: _require_kept(name, options, home) for name in KEPT},  # type: ignore[misc]
     "tfds": lambda options, home: require_data(str(options.get("name", "")), home),
     "folder": lambda options, home: "path" in options and require_metadata(str(options["path"])),

@@ -53,7 +53,7 @@ def unknown_files(saved: object, wanted: object) -> list[str]:
     return [path for field, one in _of_files(wanted).items() if field not in known for path, _ in one["sha256"]]
 
 
-def content(described: Mapping[str, Any]) -> dict[str, Any]:
+def content(described: Mapping[str, object]) -> dict[str, object]:
     """A description of a run without the paths of its input files, the same for a copy of them elsewhere."""
     files = {field: [one["spec"], [found for _, found in one["sha256"]]] for field, one in _of_files(described).items()}
     return {key: value for key, value in described.items() if key != FILES} | files
@@ -91,7 +91,7 @@ def _of_code(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _of_files(described: Mapping[str, Any]) -> dict[str, Any]:
+def _of_files(described: Mapping[str, object]) -> dict[str, Any]:
     """Field -> spec and digests of its files; without entries of another form, as in a damaged file."""
     files = described.get(FILES)
     return {field: one for field, one in files.items() if _fits(one)} if isinstance(files, Mapping) else {}

@@ -97,7 +97,7 @@ def listed(paths: list[Path], folder: str | Path | None = None) -> Digests:
     return ((str(os.path.commonpath(paths) if folder is None else folder), whole),)
 
 
-def described(fields: Mapping[str, Any]) -> dict[str, Any]:
+def described(fields: Mapping[str, object]) -> dict[str, dict[str, object]]:
     """Setting -> its text without paths, and path and digest of each file, as ``settings.json`` keeps them."""
     return {
         field: {"spec": value.pattern, "sha256": [list(pair) for pair in value.files]}

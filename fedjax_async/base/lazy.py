@@ -12,8 +12,8 @@ import importlib.util
 import inspect
 import shlex
 import sys
+import types
 from collections.abc import Callable, Iterable
-from typing import Any
 
 
 def names(package: str) -> dict[str, str]:
@@ -46,7 +46,7 @@ def set_all(package: str, more: Iterable[str] = ()) -> dict[str, str]:
     return found
 
 
-def attach(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def attach(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """``__getattr__`` and ``__dir__`` of a package that imports its public names at their first use; sets ``__all__``.
 
     Its imports are under ``if TYPE_CHECKING``. Modules of the package are found too. No public name may equal the name
@@ -67,7 +67,7 @@ def attach(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]
     return find, lambda: sorted({*modules, *vars(sys.modules[package])})
 
 
-def optional(module: str, purpose: str, package: str | None = None) -> Any:
+def optional(module: str, purpose: str, package: str | None = None) -> types.ModuleType:
     """Import a module of an optional package; ``package``: its name for pip, if that is not ``module``'s first part.
 
     Raises: :func:`missing` if it is not installed.

@@ -33,7 +33,7 @@ class Method(NamedTuple):
     server the exchange) has one value for all.
     """
 
-    rule: Spec | ServerAlgorithm | PeerAlgorithm | Callable[..., Any]
+    rule: Spec | ServerAlgorithm | PeerAlgorithm | Callable[..., object]
     timing: str | None = None
     proximal: float = 0.0
     compress: str | None = None

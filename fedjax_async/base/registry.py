@@ -17,6 +17,7 @@ from fedjax_async.base.factories import is_traced, options_of
 from fedjax_async.base.grammar import Name, items_of, parse_value, quoted
 from fedjax_async.base.spec import Spec, require_option
 
+Entry = TypeVar("Entry")
 Function = TypeVar("Function")
 
 
@@ -40,7 +41,7 @@ PLUGIN_ADVICE = "; one of your own needs --plugin FILE.py, in Python register"
 _caches: list[Any] = []  # of the functions that ``cached_by_name`` decorates
 
 
-def entries(kind: str, registry: Mapping[str, Any]) -> dict[str, Any]:
+def entries(kind: str, registry: Mapping[str, Entry]) -> dict[str, Entry]:
     """The package's registry of a kind, and what the user registered of this kind."""
     own = ADDED.get(KINDS.get(kind, kind), {})
     return {**registry, **{name: addition.entry for name, addition in own.items()}}
@@ -85,7 +86,7 @@ def find(kind: str, registry: Mapping[str, Any], name: str) -> Any:
     raise ValueError(f"{kind} = {check.shown(name)}: unknown{check.near_to(name, registry)}{of_plugin}")
 
 
-def read(kind: str, text: str, registry: Mapping[str, Any] | None = None) -> Name:
+def read(kind: str, text: str, registry: Mapping[str, object] | None = None) -> Name:
     """The name and the options of ``"name:key=value,key=value"``; ``ValueError`` for anything else.
 
     ``registry``: where the name is, for a message that tells the name of an option.
@@ -140,7 +141,7 @@ def _takes(parameter: inspect.Parameter, value: object) -> bool:
     return number or (int in kinds and isinstance(value, int))
 
 
-def spec(kind: str, registry: Mapping[str, Callable[..., Any]], text: str, **defaults: object) -> Spec:
+def spec(kind: str, registry: Mapping[str, Callable[..., object]], text: str, **defaults: object) -> Spec:
     """The spec that a text names, ``NAME:key=value,key=value``; its ``make`` calls the factory.
 
     ``defaults`` are options for a factory that has them; the text's options take precedence. ``ValueError`` for an

@@ -47,7 +47,7 @@ class Spec:
     __slots__ = _FIELDS
 
     factory: Callable[..., Any]
-    args: tuple[Any, ...]
+    args: tuple[object, ...]
     options: dict[str, Any]  # all options with their values, defaults included, in the order of the factory
     given: tuple[str, ...]  # the options that do not have their defaults
     traced: tuple[str, ...]  # the options that are leaves
@@ -58,7 +58,7 @@ class Spec:
     text: str
     own: bool  # whether the user registered the factory
 
-    def __new__(cls, factory: Callable[..., Any], /, *args: object, **options: object) -> Spec:
+    def __new__(cls, factory: Callable[..., object], /, *args: object, **options: object) -> Spec:
         try:
             known, name = options_of(factory), _name(factory)
         except (TypeError, ValueError):  # it cannot be called, or its parameters cannot be read
@@ -103,13 +103,13 @@ class Spec:
         """The same spec of a factory of any keywords, with these numbers, all of them leaves."""
         return self.but(options=numbers, given=tuple(numbers), traced=tuple(numbers))
 
-    def with_functions(self, change: Callable[[Any], Any]) -> Spec:
+    def with_functions(self, change: Callable[[Any], object]) -> Spec:
         """The same spec with ``change`` applied to its factory, its arguments and its options, which may be specs."""
         args = tuple(change(value) for value in self.args)
         options = {option: change(value) for option, value in self.options.items()}
         return self.but(factory=change(self.factory), args=args, options=options)
 
-    def options_given(self) -> dict[str, Any]:
+    def options_given(self) -> dict[str, object]:
         """The options that do not have their defaults, by name."""
         return {option: self.options[option] for option in self.given}
 
@@ -202,7 +202,7 @@ def _of_fields(*values: object) -> Spec:
     return made
 
 
-def require_option(name: str, option: str, known: Mapping[str, Any], before: str = "") -> None:
+def require_option(name: str, option: str, known: Mapping[str, object], before: str = "") -> None:
     """``ValueError`` unless ``option`` is among the ``known`` ones; ``before``: the beginning of the message."""
     if option not in known:
         near = difflib.get_close_matches(option, known, n=1, cutoff=check.NEAR)
@@ -235,7 +235,7 @@ def _same(mine: object, its: object) -> bool:
 class _Held(NamedTuple):
     """A value as it is now, with its type: 1, 1.0 and True are equal in Python, and lists and arrays may change."""
 
-    value: Any
+    value: object
     key: object
 
     def __eq__(self, other: object) -> bool:
@@ -251,7 +251,7 @@ class _Held(NamedTuple):
 class Static(NamedTuple):
     """A spec without its leaves: equal if the factory, the positional arguments and all other options are."""
 
-    factory: Callable[..., Any]
+    factory: Callable[..., object]
     positional: int  # how many of the values are positional arguments
     options: tuple[str, ...]  # the names of the other values
     values: tuple[_Held, ...]  # ``LEAF`` in place of each leaf
@@ -289,9 +289,9 @@ def _frozen_array(array: object) -> object:
 LEAF = _Held("a leaf", object)
 
 
-def flatten(spec: Spec) -> tuple[list[Any], Static]:
+def flatten(spec: Spec) -> tuple[list[object], Static]:
     """Its leaves and nested specs, in order, and the rest."""
-    leaves: list[Any] = []
+    leaves: list[object] = []
     values: list[_Held] = []
     for name, value in [*enumerate(spec.args), *spec.options.items()]:
         if name in spec.traced or isinstance(value, Spec):

@@ -42,17 +42,17 @@ class Columns(dict[str, Any]):
         hint = "" if there else f"; runs with the setting {ADDED_BY[start]} have it"
         raise KeyError(f"{name!r}: must be one of {', '.join(self)}{hint}")
 
-    def tree_flatten_with_keys(self) -> tuple[tuple[Any, ...], tuple[str, ...]]:
+    def tree_flatten_with_keys(self) -> tuple[tuple[object, ...], tuple[str, ...]]:
         """Values with their keys, and names, for JAX."""
         return tuple((jax.tree_util.DictKey(name), column) for name, column in self.items()), tuple(self)
 
     @classmethod
-    def tree_unflatten(cls, names: tuple[str, ...], values: Iterable[Any]) -> Columns:
+    def tree_unflatten(cls, names: tuple[str, ...], values: Iterable[object]) -> Columns:
         """The inverse of :meth:`tree_flatten_with_keys`."""
         return cls(zip(names, values, strict=True))
 
 
-def _with_keys(one: spec.Spec) -> tuple[list[Any], spec.Static]:
+def _with_keys(one: spec.Spec) -> tuple[list[tuple[object, object]], spec.Static]:
     leaves, static = spec.flatten(one)
     names = [*map(str, range(static.positional)), *static.options]
     keys = [jax.tree_util.GetAttrKey(name) for name, value in zip(names, static.values) if value is spec.LEAF]
@@ -185,7 +185,7 @@ def shared(tree: Tree, params: Params, private: Stays | None) -> Tree:
     return jax.tree.map(lambda part: split(part, private)[0] if is_model(part) else part, tree, is_leaf=is_model)
 
 
-def leaves_read(function: Callable[..., Any], *arguments: object) -> list[bool]:
+def leaves_read(function: Callable[..., object], *arguments: object) -> list[bool]:
     """For each leaf of the arguments (arrays, or their shapes): whether the results of ``function`` depend on it.
 
     The function is traced and not run.
@@ -194,7 +194,7 @@ def leaves_read(function: Callable[..., Any], *arguments: object) -> list[bool]:
     return list(dce_jaxpr(traced, [True] * len(traced.outvars))[1])
 
 
-def shapes(function: Callable[..., Tree], *arguments: object, given: tuple[Any, ...] = ()) -> Tree:
+def shapes(function: Callable[..., Tree], *arguments: object, given: tuple[object, ...] = ()) -> Tree:
     """``jax.eval_shape`` of ``function(*given, *arguments)``, traced once for a function, what is given, and shapes.
 
     Tracing takes milliseconds, and the runs of a sweep ask for the same shapes again and again. The function must last,
@@ -205,7 +205,7 @@ def shapes(function: Callable[..., Tree], *arguments: object, given: tuple[Any, 
 
 @lru_cache(maxsize=256)
 def _shapes(
-    function: Callable[..., Tree], given: tuple[Any, ...], arguments: tuple[Structure, Kinds], real: jnp.dtype
+    function: Callable[..., Tree], given: tuple[object, ...], arguments: tuple[Structure, Kinds], real: jnp.dtype
 ) -> Tree:
     del real  # in 64-bit mode the shapes are others
     return jax.eval_shape(partial(function, *given), *thawed(arguments))
@@ -262,7 +262,7 @@ def optimize(
     state: State,
     params: Params,
     factor: Number | None = None,
-    **given: Any,
+    **given: object,
 ) -> tuple[Params, State]:
     """One optax step: ``(params + factor * updates, state)``; ``given``: further arguments of the optimiser's update.
 
