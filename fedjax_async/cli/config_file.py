@@ -70,7 +70,7 @@ def methods_in(path: str | None) -> dict[str, str]:
     return by_label(found)
 
 
-def settings_in(path: str, base: dict[str, Any], *, compares: bool) -> dict[str, Any]:
+def settings_in(path: str, base: dict[str, object], *, compares: bool) -> dict[str, Any]:
     """The settings in a file, checked, by name; ``base``: what stands for those that it leaves out.
 
     ``compares``: whether methods stand in place of the setting ``method``. ``ValueError`` for unknown names, with the

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fedjax_async import __version__
@@ -116,10 +116,10 @@ def _sweep(arguments: argparse.Namespace) -> None:
     _compiling("sweep", "sweep")(arguments)
 
 
-def _add_settings(parser: argparse.ArgumentParser, *, base: dict[str, Any], without: Sequence[str] = ()) -> None:
+def _add_settings(parser: argparse.ArgumentParser, *, base: Mapping[str, object], without: Sequence[str] = ()) -> None:
     """Add a flag for each setting, in groups; the namespace has only the flags that were given."""
     fields = [(title, field) for title, group in GROUPS.items() for field in dataclasses.fields(group)]
-    groups: dict[str, Any] = {}
+    groups: dict[str, argparse._ArgumentGroup] = {}
     for title, field in fields:
         if field.name in without:
             continue
@@ -133,7 +133,8 @@ def _add_settings(parser: argparse.ArgumentParser, *, base: dict[str, Any], with
             group.add_argument(flag, action="store_true", default=argparse.SUPPRESS, help=about)
         else:
             kind = {"int": whole, "float": real}.get(str(field.type).split(" ", maxsplit=1)[0], str)
-            metavar = {whole: "N", real: "X"}.get(kind, "NAME")
+            letters: dict[object, str] = {whole: "N", real: "X"}
+            metavar = letters.get(kind, "NAME")
             group.add_argument(flag, type=kind, default=argparse.SUPPRESS, metavar=metavar, help=about)
 
 

@@ -165,8 +165,8 @@ def _paths(models: list[Params], subject: Subject, arguments: argparse.Namespace
         shapes: dict[str, tuple[Params, ...]] = {"line": ends}
         if arguments.steps > 0:
             key = jax.random.key(arguments.seed)
-            options: dict[str, Any] = {"steps": arguments.steps, "lr": arguments.lr}
-            control, _ = theory.learned_control_point(loss, *ends, key, subject.training, **options)
+            steps, lr = arguments.steps, arguments.lr
+            control, _ = theory.learned_control_point(loss, *ends, key, subject.training, steps=steps, lr=lr)
             shapes["curve"] = (ends[0], control, ends[1])
         for shape, points in shapes.items():
             scores = theory.loss_along(subject.measure, points, s, subject.rows)

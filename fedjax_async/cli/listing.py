@@ -6,7 +6,7 @@ import argparse
 import importlib
 import inspect
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedjax_async.base import factories, registry
@@ -40,10 +40,10 @@ REGISTRIES: dict[str, tuple[str, str]] = {
 }
 
 
-def entries(kind: str) -> dict[str, Any]:
+def entries(kind: str) -> dict[str, object]:
     """The names of ``kind``, those of plugins too; ``ValueError`` naming the nearest kind if there is none."""
     module, name = registry.find("what", REGISTRIES, kind)
-    builtin: dict[str, Any] = getattr(importlib.import_module(f"fedjax_async.{module}"), name)
+    builtin: dict[str, object] = getattr(importlib.import_module(f"fedjax_async.{module}"), name)
     return registry.entries(_singular(kind), builtin)
 
 
@@ -54,7 +54,7 @@ def _singular(kind: str) -> str:
     return irregular.get(kind, kind if kind in same else kind.removesuffix("s"))
 
 
-def _options(entry: object, name: str) -> dict[str, Any]:
+def _options(entry: object, name: str) -> dict[str, object]:
     """Option -> default of an entry; ``...`` for an option that must be given."""
     if not callable(entry):
         from fedjax_async.config.methods import method_options  # noqa: PLC0415 (needs JAX)
@@ -87,11 +87,11 @@ def _of_others(entry: object, name: str) -> dict[str, str]:
     return found
 
 
-def _text(options: dict[str, Any]) -> str:
+def _text(options: Mapping[str, object]) -> str:
     return ", ".join(f"{key}={value}" for key, value in options.items()) or "none"
 
 
-def _documented(entry: Any) -> list[Callable[..., Any]]:
+def _documented(entry: Any) -> list[Callable[..., object]]:
     """The functions whose docstrings explain an entry and its options; for a method, also those of its clock."""
     made: list[Any] = [entry]
     clocks: list[Any] = []

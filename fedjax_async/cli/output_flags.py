@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from fedjax_async.cli.parsing import NO_PLOTS, folder, whole
 
@@ -93,7 +92,7 @@ def add_outputs(parser: argparse.ArgumentParser, default: str | None) -> None:
     add_drawing(parser, curves=True)
 
 
-def add_watching(parser: Any) -> None:
+def add_watching(parser: argparse._ActionsContainer) -> None:
     """Add ``--stream`` and ``--keep-best``."""
     parser.add_argument(
         "--stream",

@@ -5,19 +5,21 @@ from __future__ import annotations
 import argparse
 import difflib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from fedjax_async.base import check
 from fedjax_async.base.grammar import is_plain_number
 from fedjax_async.cli.unknown import Known, hint
 
+Parsed = TypeVar("Parsed")  # a number
 
-def _ascii(kind: Callable[[str], object]) -> Callable[[str], Any]:
+
+def _ascii(kind: Callable[[str], Parsed]) -> Callable[[str], Parsed]:
     """The type of a number in ASCII: Python also reads ``1_0`` and the digits of other scripts."""
 
-    def parse(text: str) -> Any:
+    def parse(text: str) -> Parsed:
         if not is_plain_number(text):
             raise ValueError(text)
         return kind(text)
@@ -88,11 +90,11 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options | {"allow_abbrev": False})
         self.instead = ""
-        self.commands: Mapping[str, Any] = {}
+        self.commands: Mapping[str, Parser] = {}
         self.register("action", None, _StoreOnce)
         self.register("action", "store", _StoreOnce)
 
-    def parse_known_args(self, args: Any = None, namespace: object = None) -> Any:
+    def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Parse; unknown arguments are an error of this command, with the nearest flag in the message."""
         given = list(sys.argv[1:] if args is None else args)
         known = [flag for flag in self._option_string_actions if flag.startswith("--")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -93,7 +93,7 @@ def _print_peers(experiment: Experiment) -> None:
     _print_fields(peer_statistics(schedule, peer_waves(schedule, experiment.points.time)), OF_NODES)
 
 
-def _print_fields(statistics: Any, meanings: dict[str, str]) -> None:
+def _print_fields(statistics: NamedTuple, meanings: dict[str, str]) -> None:
     for name, value in statistics._asdict().items():
         shown = f"{value:.4g}" if isinstance(value, float) else str(value)
         print(f"{name:>16} {shown:<9} {meanings[name]}")

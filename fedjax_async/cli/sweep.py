@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fedjax_async.base import check, notices
 from fedjax_async.cli.runs import callbacks_of, drawing_of, plots_of
@@ -158,9 +158,8 @@ def describe(work: SweepWork) -> str:
 
 def _report(found: Sweep, file: File, arguments: argparse.Namespace) -> None:
     out, drawing = arguments.out, drawing_of(arguments)
-    options: dict[str, Any] = {"final": file.final, "drawing": drawing}
-    options["columns"] = arguments.columns
-    text = write_sweep(found, out, not arguments.no_plots, target=file.target, **options)
+    columns, plots = arguments.columns, not arguments.no_plots
+    text = write_sweep(found, out, plots, target=file.target, final=file.final, drawing=drawing, columns=columns)
     print(text, end="")
     notices.warn_about(found.counters)
     pictures = "" if arguments.no_plots else ", pictures"
@@ -253,8 +252,8 @@ def sweep(arguments: argparse.Namespace) -> None:
         if not arguments.overwrite:
             file = file._replace(points=sweep_folder.as_begun(file.points, arguments.out))
         sweep_folder.require_room(arguments.out, file.points, overwrite=arguments.overwrite)
-        options: dict[str, Any] = {"progress": False if arguments.quiet else None, "callbacks": callbacks}
-        work = plan_sweep(file.points, folder=arguments.out, **options, **limits)
+        progress = False if arguments.quiet else None
+        work = plan_sweep(file.points, folder=arguments.out, progress=progress, callbacks=callbacks, **limits)
         work = work._replace(roles=file.roles)
         print(describe(work), flush=True)
         if not arguments.dry_run and arguments.submit is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,7 @@ def sweep_content(path: str | Path) -> dict[str, Any]:
     return found
 
 
-def sweep_datasets(found: dict[str, Any], default: str) -> list[str]:
+def sweep_datasets(found: Mapping[str, Any], default: str) -> list[str]:
     """The specs of the data sets that the tables of a sweep name; ``default`` where they name none."""
     base, grid, points = found.get("base", {}), found.get("grid", {}), found.get("points", [])
     tables = [*([grid] if grid or not points else []), *points]
