@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -57,12 +56,12 @@ def topk_qsgd(
     return chain(topk(ratio=ratio), rounding)._replace(error=error)
 
 
-def _one_group(path: tuple[Any, ...]) -> Hashable:
+def _one_group(path: tuple[object, ...]) -> Hashable:
     return ()
 
 
 def on_tree(
-    compressor: Compressor, like: Params, *, group: Callable[[tuple[Any, ...]], Hashable] = _one_group
+    compressor: Compressor, like: Params, *, group: Callable[[tuple[object, ...]], Hashable] = _one_group
 ) -> Compressor:
     """``compressor`` for pytrees with the structure and shapes of ``like``: it gets each group of leaves as one vector.
 
@@ -90,7 +89,7 @@ def on_tree(
         return tuple(compressor.compress(k, joined(leaves, members)) for k, members in zip(keys, groups.values()))
 
     def decompress(payload: Payload) -> Params:
-        leaves: list[Any] = [None] * len(shapes)
+        leaves: list[Array | None] = [None] * len(shapes)
         for part, members in zip(payload, groups.values(), strict=True):
             vector, low = compressor.decompress(part), 0
             for i in members:

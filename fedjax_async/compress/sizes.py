@@ -196,7 +196,7 @@ def most_bits(payload: Payload) -> int:
     return BYTE * _most_bytes(payload, int)
 
 
-def _most_bytes(payload: Payload, steps_of: Callable[[Any], int]) -> int:
+def _most_bytes(payload: Payload, steps_of: Callable[[Array], int]) -> int:
     def most(part: Payload) -> int:
         if isinstance(part, (Levels, Buckets)):
             width = (2 * steps_of(part.steps)).bit_length()

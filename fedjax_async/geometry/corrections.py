@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ import numpy as np
 from fedjax_async.base import check, factories, registry, tree
 from fedjax_async.geometry.projection import GROUPINGS, groups
 from fedjax_async.geometry.vectors import inner, leaves, length, measure, rebuild
-from fedjax_async.types import Array, Facts, Number, Params, State, Traced
+from fedjax_async.types import Array, Facts, Number, Params, State, Traced, Whole
 
 
 def ortho_correct(
@@ -194,7 +194,7 @@ class Trend(NamedTuple):
 
 # ``switch(trend) -> phase``, int[] from 0 to the number of phases - 1, or bool[] for two phases;
 # or ``switch(trend, updates)`` with the arrivals of the run, int32[], 0 if unknown
-Switch = Callable[..., Any]
+Switch = Callable[..., Whole]
 
 
 def norm_falls(*fractions: Traced) -> Switch:
@@ -226,7 +226,7 @@ def share_passes(*shares: Traced) -> Switch:
     for share in shares:
         check.in_range("share", share, 0.0, 1.0)
 
-    def switch(trend: Trend, updates: Array) -> Array:
+    def switch(trend: Trend, updates: Array) -> Whole:
         counts = (tree.share_of(share, updates) for share in shares)
         return steps_pass(*(jnp.where(updates > 0, count, jnp.inf) for count in counts))(trend)
 
@@ -346,7 +346,7 @@ def _try_out(switch: Switch, last: int) -> None:
         _phase(switch, (trend, jnp.int32(0)) if factories.asks_for(switch, "updates") else (trend,), last)
 
 
-def _phase(switch: Switch, seen: tuple[Any, ...], last: int) -> Array:
+def _phase(switch: Switch, seen: tuple[object, ...], last: int) -> Array:
     """The result of the switch, int32[]. Raises ``ValueError`` if it is no phase, as far as that is known."""
     phase = switch(*seen)
     number = isinstance(phase, (bool, int, np.generic, np.ndarray, jax.Array))

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_async.base import check, registry
 from fedjax_async.geometry.bezier import bezier, line, polygon
-from fedjax_async.types import Array, Number, Params
+from fedjax_async.types import Array, Number, Params, Tree
 
 CurvePath = Callable[[Sequence[Params], Number], Params]  # (points, s) -> the point of the curve at s
 
@@ -32,7 +32,7 @@ class CurveFamily(NamedTuple):
     weights: Callable[[Array], Array]  # s in [0, 1] -> b_j(s): float[] for m = 1, otherwise float[m]
     path: CurvePath  # the curve through or near its points A, P_1, ..., P_m, E
 
-    def each(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def each(self, function: Callable[..., Tree]) -> Callable[..., Tree]:
         """``function`` of one offset, for the offsets of all inner points; further arguments are the same for all."""
         if self.inner == 1:
             return function

@@ -7,7 +7,6 @@ and its bias), ``"tensor"`` (each leaf by itself) or ``"whole"`` (all leaves as 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +15,7 @@ from fedjax_async.base import registry
 from fedjax_async.geometry.vectors import inner, leaves, measure, rebuild
 from fedjax_async.types import Array, Params, Traced
 
-GROUPINGS: dict[str, Callable[[tuple[Any, ...]], Hashable]] = {
+GROUPINGS: dict[str, Callable[[tuple[object, ...]], Hashable]] = {
     "layer": lambda path: path[:-1],
     "tensor": lambda path: path,
     "whole": lambda path: (),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,8 @@ from fedjax_async.local.training import (
 )
 from fedjax_async.local.warm import READINGS, require_adam, warmed
 from fedjax_async.types import Array, ClientAlgorithm, ClientData, Key, Message, Model, Params, State, Traced, Tree
+
+Counted = TypeVar("Counted", np.ndarray, Array)
 
 _CONTROL = 2**31 + 1  # folded into the job's key: minibatches and positions of the control point's steps
 _DROPOUT = 2**31  # folded into the control point's key: what the model draws at its steps, so that it differs from s
@@ -275,7 +277,7 @@ class Phase(NamedTuple):
     total: Array  # int32[], gradients of the same kind in this job
 
 
-def _batches(examples: Any, batch_size: int) -> Any:
+def _batches(examples: Counted, batch_size: int) -> Counted:
     return (examples + batch_size - 1) // batch_size
 
 

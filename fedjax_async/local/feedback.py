@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,12 +25,12 @@ class Sending(NamedTuple):
     values_bits: Array  # int32[], size of the values alone
 
 
-def grouping(per: str, upload: State, params: Params) -> Callable[[tuple[Any, ...]], Hashable]:
+def grouping(per: str, upload: State, params: Params) -> Callable[[tuple[object, ...]], Hashable]:
     """A function from a leaf's path to its group; an upload unlike ``params`` is grouped in each of its parts.
 
     The parts may have different scales, and top-k of all parts together might send only the largest one.
     """
-    group: Callable[[tuple[Any, ...]], Hashable] = GROUPINGS[per]
+    group: Callable[[tuple[object, ...]], Hashable] = GROUPINGS[per]
     like_params: bool = jax.tree.structure(upload) == jax.tree.structure(params)  # type: ignore[operator]
     if like_params:
         return group

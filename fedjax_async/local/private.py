@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -49,7 +48,7 @@ def keeping(client: ClientAlgorithm, private: Callable[[Path], bool], part: str 
     return wrapping(client, init=init, begin=begin, step=step, finish=finish, own=own_model)
 
 
-def wrapping(client: ClientAlgorithm, **parts: Callable[..., Any]) -> ClientAlgorithm:
+def wrapping(client: ClientAlgorithm, **parts: Callable[..., object]) -> ClientAlgorithm:
     """``client`` with the functions ``parts`` of a wrapper; its state is ``(state of client, state of wrapper)``.
 
     Unless ``parts`` replace them, ``info``, ``unsent`` and ``own`` are those of ``client`` on the state of ``client``.

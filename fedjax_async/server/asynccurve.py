@@ -16,7 +16,7 @@ The client is ``local.curve_training``.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -101,7 +101,7 @@ def end_correction(
         check.require(value is None or "switch" in takes_option, name, value, "left out: only orthodyn has it")
     check.require(decay is None or "decay" in takes_option, "decay", decay, "left out: the correction has no average")
     check.require(per == "whole" or "per" in takes_option, "per", per, "left out: the correction has no projection")
-    options: dict[str, Any] = {"per": per} if "per" in takes_option else {}
+    options: dict[str, object] = {"per": per} if "per" in takes_option else {}
     options |= {} if decay is None else {"decay": decay}
     if switch is None and fraction is None:
         return factory(**options)

@@ -19,7 +19,20 @@ from fedjax_async.base.factories import takes
 from fedjax_async.server.rule import closed
 from fedjax_async.server.running_statistics import weights_and_statistics
 from fedjax_async.server.transforms import begun
-from fedjax_async.types import Array, Arrival, Facts, Info, Message, Params, Request, ServerAlgorithm, State, Traced
+from fedjax_async.types import (
+    Array,
+    Arrival,
+    Facts,
+    Info,
+    Message,
+    Number,
+    Params,
+    Request,
+    ServerAlgorithm,
+    State,
+    Traced,
+    Tree,
+)
 
 MEMORY = 10  # length of the attackers' moving averages, in honest uploads
 
@@ -67,8 +80,8 @@ def attackers(*, share: float = 0.2, clients: str | int | None = None) -> Attack
 class Seen(NamedTuple):
     """What the attackers know of the honest uploads so far: moving averages in which each new one has weight 1/10."""
 
-    mean: Any  # like an upload
-    variance: Any  # of each coordinate
+    mean: State  # like an upload
+    variance: State  # of each coordinate
     uploads: Array  # float[], honest uploads so far
 
 
@@ -79,7 +92,7 @@ class Attack(NamedTuple):
     """
 
     who: Attackers
-    forge: Callable[[Any, Any], Any] | None = None
+    forge: Callable[[State, Seen], State] | None = None
     watches: bool = False
     relabel: Callable[[np.ndarray, int], np.ndarray] | None = None
 
@@ -125,7 +138,7 @@ def alie(*, who: Attackers, z: Traced = 1.5) -> Attack:
     """
     check.positive("z", z)
 
-    def forge(upload: Any, seen: Seen) -> Any:
+    def forge(upload: Tree, seen: Seen) -> Tree:
         away = jax.tree.map(
             lambda m, v: m - jnp.asarray(z, m.dtype) * jnp.sqrt(jnp.maximum(v, 0)), seen.mean, seen.variance
         )
@@ -145,7 +158,7 @@ def inner_product(*, who: Attackers, epsilon: Traced = 0.5) -> Attack:
     """
     check.positive("epsilon", epsilon)
 
-    def forge(upload: Any, seen: Seen) -> Any:
+    def forge(upload: Tree, seen: Seen) -> Tree:
         return tree.where(seen.uploads > 0, _times(seen.mean, -jnp.asarray(epsilon, jnp.result_type(float))), upload)
 
     return Attack(who, forge, watches=True)
@@ -160,7 +173,7 @@ ATTACKS: dict[str, Callable[..., Attack]] = {
 }
 
 
-def _times(upload: Any, factor: Any) -> Any:
+def _times(upload: Tree, factor: Number) -> Tree:
     return jax.tree.map(lambda leaf: leaf * jnp.asarray(factor, leaf.dtype), upload)
 
 
@@ -174,7 +187,9 @@ class AttackedState(NamedTuple):
     seen: Any  # Seen; () if the attack does not watch
 
 
-def attacked(rule: ServerAlgorithm, attack: Attack, upload: Any = None, norm_limit: Any = None) -> ServerAlgorithm:
+def attacked(
+    rule: ServerAlgorithm, attack: Attack, upload: State = None, norm_limit: Number | None = None
+) -> ServerAlgorithm:
     """``rule`` in a run whose malicious clients attack.
 
     ``upload``: the shapes of an upload, if the attack watches. ``norm_limit``: the norm limit of the run, for forged
@@ -219,7 +234,7 @@ def attacked(rule: ServerAlgorithm, attack: Attack, upload: Any = None, norm_lim
     return ServerAlgorithm(init, receive, dispatch, lambda state: rule.params(state.inner), closes, rule.sums)
 
 
-def _watched(seen: Seen, upload: Any) -> Seen:
+def _watched(seen: Seen, upload: State) -> Seen:
     """The averages with one more honest upload: plain means of the first ten, then the new one has weight 1/10."""
     uploads = seen.uploads + 1.0
     gain = 1.0 / jnp.minimum(uploads, float(MEMORY))

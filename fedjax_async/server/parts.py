@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -142,7 +142,7 @@ PARTS: dict[str, Callable[..., Part]] = {
 }
 
 # part -> the option of a rule that does the same, and the value that switches this option off
-OWN: dict[str, tuple[str, Any]] = {
+OWN: dict[str, tuple[str, bool | int]] = {
     "dominance": ("dominance", False),
     "momentum": ("momentum", 0),
     "cyclic": ("lowest", 1),
@@ -191,7 +191,7 @@ def with_parts(factory: Factory, parts: Mapping[str, Part]) -> Factory:
     return made
 
 
-def _require_off(factory: Factory, part: str, options: Mapping[str, Any]) -> None:
+def _require_off(factory: Factory, part: str, options: Mapping[str, object]) -> None:
     """Raise ``ValueError`` if the rule has this part by an option of its own that is not switched off."""
     option, off = OWN.get(part, ("", None))
     known = factories.options_of(factory)

@@ -31,6 +31,7 @@ from fedjax_async.types import (
     ServerAlgorithm,
     State,
     Traced,
+    Tree,
 )
 
 LEAST_NOISE = 1e-6  # below it, float32 loses the noise beside an upload
@@ -231,13 +232,13 @@ def differentially_private(
     return ServerAlgorithm(init, receive, dispatch, lambda state: rule.params(state.inner), closes, rule.sums)
 
 
-def clipped(upload: Any, norm: Array, bound: Array) -> Any:
+def clipped(upload: Tree, norm: Array, bound: Array) -> Tree:
     """``upload min(1, bound / norm)``, ``norm`` its Euclidean norm."""
     factor = jnp.where(norm > bound, bound / norm, jnp.ones_like(norm))
     return jax.tree.map(lambda leaf: leaf * factor.astype(leaf.dtype), upload)
 
 
-def noised(key: Key, upload: Any, deviation: Array) -> Any:
+def noised(key: Key, upload: Tree, deviation: Array) -> Tree:
     """``upload`` plus independent Gaussian noise of this standard deviation, leaf by leaf."""
     leaves, structure = jax.tree.flatten(upload)
     keys = jax.random.split(jax.random.fold_in(key, 0), len(leaves))

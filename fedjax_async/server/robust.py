@@ -6,7 +6,6 @@ All three ignore a part of the honest uploads. If clients differ, they may lose 
 from __future__ import annotations
 
 import numbers
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -128,7 +127,7 @@ def krum_scores(distances: Array, count: Array, byzantine: Array) -> Array:
     return jnp.where(filled, scores, jnp.full_like(scores, jnp.inf))
 
 
-def _whole(field: str, value: Any, low: int) -> None:
+def _whole(field: str, value: object, low: int) -> None:
     check.non_negative(field, value)
     if isinstance(value, numbers.Real):
         number = float(value)
@@ -192,7 +191,7 @@ def krum(
     return usual._replace(init=init)
 
 
-def _tolerates(byzantine: Any, field: str, count: Any) -> None:
+def _tolerates(byzantine: object, field: str, count: object) -> None:
     """Raise ``ValueError`` if so few uploads cannot outvote f bad ones; nothing is checked if f is traced."""
     if isinstance(byzantine, numbers.Real) and isinstance(count, int):
         bad = int(float(byzantine))

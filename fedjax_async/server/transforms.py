@@ -20,7 +20,7 @@ import optax
 
 from fedjax_async.base import check, factories, registry, tree
 from fedjax_async.server.running_statistics import rebased, weights_in, weights_of, with_statistics
-from fedjax_async.types import Array, Arrival, Facts, Info, Params, State, Traced
+from fedjax_async.types import Array, Arrival, Facts, Info, Number, Params, State, Traced
 
 Weight = Callable[[Array], Array]  # s(tau): int32[] -> float[]
 
@@ -158,12 +158,12 @@ def require_no_steps(transform: Transform, rule: str) -> None:
     check.require(not transform.steps, "parts of the step", given, f"left out: {rule} takes its step by itself")
 
 
-def scaled(params: Params, factor: Any) -> Params:
+def scaled(params: Params, factor: Number) -> Params:
     """Every leaf times a scalar, in the dtype of the leaf."""
     return jax.tree.map(lambda leaf: leaf * jnp.asarray(factor, leaf.dtype), params)
 
 
-def stepped(params: Params, direction: Params, rate: Any) -> Params:
+def stepped(params: Params, direction: Params, rate: Number) -> Params:
     """``params + rate * direction``; running statistics move by the direction itself."""
     change = with_statistics(scaled(weights_of(direction), rate), direction)
     return jax.tree.map(jnp.add, params, tree.cast_like(change, params))
@@ -181,7 +181,7 @@ def towards_client() -> Transform:
     return stateless(function)._replace(sums=True)
 
 
-def scale_by_staleness(weight: Weight, scale: Any = 1.0) -> Transform:
+def scale_by_staleness(weight: Weight, scale: Number = 1.0) -> Transform:
     """Multiply the direction by ``scale * s(tau)``."""
     check.require(callable(weight), "weight", weight, "a function of the staleness, such as staleness_weight() makes")
 
@@ -193,7 +193,7 @@ def scale_by_staleness(weight: Weight, scale: Any = 1.0) -> Transform:
     return _scale(factor)._replace(sums=True)
 
 
-def clip_by_norm(limit: Any) -> Transform:
+def clip_by_norm(limit: Number) -> Transform:
     """Scale the direction down to a Euclidean norm (over all weights) of at most ``limit`` > 0.
 
     ``d <- d min(1, limit / ||d||)``; this factor is the recorded weight. Exact up to rounding in the dtype of params.
@@ -265,7 +265,7 @@ def polynomial(*, exponent: Traced = 0.5) -> Weight:
 STALENESS: dict[str, Callable[..., Weight]] = {"constant": constant, "hinge": hinge, "polynomial": polynomial}
 
 
-def staleness_weight(name: str, **options: Any) -> Weight:
+def staleness_weight(name: str, **options: object) -> Weight:
     """The staleness weight called ``name``. An option that is ``None`` keeps the default of the weight.
 
     Raises ``ValueError`` for an unknown name, and for an option that the weight does not have.
