@@ -22,12 +22,12 @@ from fedjax_async.clock import TIMINGS
 from fedjax_async.config.methods import local_options, method_of, rule_spec
 from fedjax_async.local import local_training
 from fedjax_async.server import begun, check_capacity, closed
-from fedjax_async.types import Arrival, Facts, Params, Request, ServerAlgorithm
+from fedjax_async.types import Array, Arrival, Facts, Info, Message, Params, Request, ServerAlgorithm, State
 
 LOCAL_STEPS = "local-steps"  # the metric of a reply that rules such as FedNova read
 
 
-def strategy(method: str, *, clients: int, rounds: int, **options: Any) -> Any:
+def strategy(method: str, *, clients: int, rounds: int, **options: object) -> Any:
     """A ``flwr.serverapp.strategy.Strategy`` whose server step is the rule of ``method``.
 
     Flower's rounds are synchronous: all nodes of a round start from one model, and the round waits for all of them. The
@@ -73,7 +73,7 @@ def _closes_after(method: str, chosen: Method) -> int | None:
     return closing[timing.name]
 
 
-def nodes_of_a_round(clients: int, base: Callable[..., Any], options: Mapping[str, Any]) -> int:
+def nodes_of_a_round(clients: int, base: Callable[..., object], options: Mapping[str, object]) -> int:
     """The most nodes that Flower samples for a round; ``base`` has the defaults of the options."""
     known = {name: parameter.default for name, parameter in inspect.signature(base).parameters.items()}
     for name in options:
@@ -101,7 +101,7 @@ class Rounds:
 
     def __init__(self, rule: ServerAlgorithm, facts: Facts, size: int | None, method: str) -> None:
         self.rule, self.facts, self.size, self.method = rule, facts, size, method
-        self.state: Any = None
+        self.state: State = None
         self.receive, self.dispatch = jax.jit(rule.receive), jax.jit(rule.dispatch)
         self.close = jax.jit(lambda state, memory: closed(rule, state, memory))
 
@@ -112,7 +112,7 @@ class Rounds:
         """
         self.layout = layout_of(arrays)
         self.dtypes = {name: array.dtype for name, array in arrays.items()}
-        self.memory: dict[int, Any] = {}
+        self.memory: dict[int, State] = {}
         self.numbers: dict[int, int] = {}  # node id -> number of the client
         self.sent: dict[int, tuple[Params, int]] = {}  # node id -> the model it got, server steps closed before
         self.steps = self.waiting = 0
@@ -130,7 +130,7 @@ class Rounds:
         allowed = f"one that sends the model alone, not {extra} arrays beside it"
         check.require(extra == 0, "method", self.method, allowed)
 
-        def sent(steps: Any, weight: Any, state: Any, memory: Any) -> Any:
+        def sent(steps: Array, weight: Array, state: State, memory: State) -> tuple[Message, State]:
             return self.rule.dispatch(state, memory, Request(local_steps=steps, weight=weight))
 
         numbers = jnp.int32(1), jnp.float32(1)
@@ -142,7 +142,7 @@ class Rounds:
             "one with messages that do not depend on the steps or weights of their jobs",
         )
 
-        def received(steps: Any, start: Params, state: Any, memory: Any) -> Any:
+        def received(steps: Array, start: Params, state: State, memory: State) -> tuple[State, State, Info]:
             zero = jnp.int32(0)
             upload = jax.tree.map(jnp.zeros_like, start)
             arrival = Arrival(upload, start, zero, numbers[1], zero, jnp.float32(0), jnp.bool_(True), steps)
@@ -217,18 +217,18 @@ def _kind(array: np.ndarray) -> str:
     return "floats" if jnp.issubdtype(array.dtype, jnp.floating) else "whole numbers"
 
 
-def _strategy(rule: Rounds, proximal: float, options: Mapping[str, Any]) -> Any:
+def _strategy(rule: Rounds, proximal: float, options: Mapping[str, object]) -> Any:
     """The strategy's class is made here, so that Flower is imported only if it is used."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict  # noqa: PLC0415
     from flwr.serverapp.strategy import FedAvg  # noqa: PLC0415
 
-    def record_of(arrays: NamedArrays) -> Any:
+    def record_of(arrays: NamedArrays) -> ArrayRecord:
         return ArrayRecord({name: Array(array) for name, array in arrays.items()})
 
     class ServerRule(FedAvg):  # type: ignore[misc, unused-ignore]
         """``FedAvg``'s sampling and evaluation, with another server step."""
 
-        def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Iterable[Any]:
+        def configure_train(self, server_round: int, arrays: Any, config: Any, grid: object) -> Iterable[object]:
             if server_round == 1 or rule.state is None:
                 rule.begin({name: array.numpy() for name, array in arrays.items()})
             if proximal:
@@ -241,7 +241,7 @@ def _strategy(rule: Rounds, proximal: float, options: Mapping[str, Any]) -> Any:
                 messages.append(Message(content=content, message_type=MessageType.TRAIN, dst_node_id=node))
             return messages
 
-        def aggregate_train(self, server_round: int, replies: Iterable[Any]) -> tuple[Any, Any]:
+        def aggregate_train(self, server_round: int, replies: Iterable[Any]) -> tuple[object, object]:
             good = [one for one in replies if not one.has_error()]
             for number, one in enumerate(good, start=1):
                 node = one.metadata.src_node_id
@@ -257,7 +257,7 @@ def _strategy(rule: Rounds, proximal: float, options: Mapping[str, Any]) -> Any:
     return ServerRule(**options)
 
 
-def _only(node: int, kind: str, content: Any) -> Any:
+def _only(node: int, kind: str, content: object) -> Any:
     """The single record of a kind in a reply."""
     records = list(getattr(content, kind).values())
     check.require(len(records) == 1, f"reply of node {node}: {kind}", len(records), "one")

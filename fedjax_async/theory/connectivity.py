@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +44,7 @@ def learned_control_point(
     start: Params,
     end: Params,
     key: Key,
-    data: Sequence[Any] = (),
+    data: Sequence[object] = (),
     *,
     steps: int = 1000,
     lr: float = 1e-3,
@@ -78,7 +77,7 @@ def learned_control_point(
 
 @partial(jax.jit, static_argnames=("loss",))
 def _learned(
-    loss: BatchLoss, points: tuple[Params, ...], keys: Key, data: tuple[Any, ...], lr: float
+    loss: BatchLoss, points: tuple[Params, ...], keys: Key, data: tuple[object, ...], lr: float
 ) -> tuple[Params, Array]:
     start, middle, end = points
     adam = optax.adam(lr)

@@ -9,7 +9,7 @@ statistics. The functions take ``options``: the ``clients`` to measure, by defau
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypedDict, Unpack
+from typing import NamedTuple, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ import numpy as np
 import optax
 
 from fedjax_async.base import check, tree
-from fedjax_async.types import Array, FederatedData, Key, Model, Params
+from fedjax_async.types import Array, FederatedData, Key, Model, Params, Tree
 
 
 class EstimateOptions(TypedDict, total=False):
@@ -198,18 +198,18 @@ class _Rows(NamedTuple):
     size: Array  # int32[]
     chunk: int
 
-    def mean(self, part: Callable[[Array, Array, Array], Any]) -> Any:
+    def mean(self, part: Callable[[Array, Array, Array], Tree]) -> Tree:
         """``part(x, y, mask)``, summed over chunks of rows, divided by the number of rows.
 
         Masked rows are the first ones again: a model that normalises by its batch sees no row much more often.
         """
 
-        def at(number: Any) -> Any:
+        def at(number: Array) -> Tree:
             position = number * self.chunk + jnp.arange(self.chunk, dtype=jnp.int32)
             mask = position < self.size
             return part(*self.fetch(position % self.size), mask)
 
-        def add(number: Array, total: Any) -> Any:
+        def add(number: Array, total: Tree) -> Tree:
             return jax.tree.map(jnp.add, total, at(number))
 
         chunks = (self.size + self.chunk - 1) // self.chunk
@@ -219,7 +219,7 @@ class _Rows(NamedTuple):
 
 
 def _over_clients(
-    of_client: Callable[[_Rows], Any],
+    of_client: Callable[[_Rows], Tree],
     model: Model,
     params: Params,
     data: FederatedData,
@@ -227,20 +227,20 @@ def _over_clients(
     clients: Sequence[int] | None = None,
     width: int = 8,
     chunk: int = 256,
-) -> Any:
+) -> Tree:
     """``of_client(rows)`` of every client, ``width`` clients at a time; leaves [C, ...]."""
     chosen = _chosen(data, clients)
     check.whole("width", width)
     check.whole("chunk", chunk)
     chunk = min(chunk, int(data.size[chosen].max()))
 
-    def all_of(params: Params, x: Any, y: Any, order: Any, offset: Array, size: Array) -> Any:
+    def all_of(params: Params, x: Array, y: Array, order: Array, offset: Array, size: Array) -> Tree:
         def loss(weights: Params, inputs: Array, labels: Array, mask: Array) -> Array:
             full = weights if model.train is None else {**params, "params": weights}
             losses = model.loss(model.apply(full, data.decode(inputs)), labels)
             return jnp.where(mask, losses, jnp.zeros_like(losses)).sum()
 
-        def client(span: tuple[Array, Array]) -> Any:
+        def client(span: tuple[Array, Array]) -> Tree:
             first, count = span
 
             def fetch(position: Array) -> tuple[Array, Array]:

@@ -11,7 +11,7 @@ Source: Charles and Rush (2022), section 6; the first order is ours.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,8 @@ import optax
 from fedjax_async.base import check, tree
 from fedjax_async.theory.vector_fields import Field, Loss, Real, checked
 from fedjax_async.types import Array, Params
+
+Search = tuple[Params, Params, optax.OptState, Array]  # of a minimum: the point, the gradient, the optimiser, steps
 
 
 class Found(NamedTuple):
@@ -63,10 +65,10 @@ def minimiser(loss: Loss, start: Params, *, tol: float = 1e-6, steps: int = 1000
     optimizer = optax.lbfgs()
     value_and_grad = optax.value_and_grad_from_state(loss)
 
-    def far(state: Any) -> Array:
+    def far(state: Search) -> Array:
         return (tree.norm(state[1]) > tol) & (state[3] < steps)
 
-    def step(state: Any) -> Any:
+    def step(state: Search) -> Search:
         x, _, kept, taken = state
         value, slope = value_and_grad(x, state=kept)
         moves, kept = optimizer.update(slope, kept, x, value=value, grad=slope, value_fn=loss)

@@ -41,14 +41,14 @@ def scores(model: Model, total: int, *, labels: bool = True) -> Measure:
 
 @partial(jax.jit, static_argnames=("measure", "point", "batch"))
 def _measured(
-    measure: Measure, point: Callable[..., Params], models: Any, at: Array, data: tuple[Any, ...], batch: int
+    measure: Measure, point: Callable[..., Params], models: object, at: Array, data: tuple[object, ...], batch: int
 ) -> Any:
     """``measure(point(models, at[i]), *data)`` for each i, ``batch`` of them at a time."""
     return jax.lax.map(lambda one: measure(point(models, one), *data), at, batch_size=batch)
 
 
 def loss_surface(
-    measure: Measure, plane: Plane, x: ArrayLike, y: ArrayLike, data: Sequence[Any] = (), *, batch: int = 1
+    measure: Measure, plane: Plane, x: ArrayLike, y: ArrayLike, data: Sequence[object] = (), *, batch: int = 1
 ) -> Any:
     """``measure`` at every point of a grid in a plane.
 
@@ -74,7 +74,7 @@ def loss_along(
     measure: Measure,
     points: Sequence[Params],
     s: ArrayLike,
-    data: Sequence[Any] = (),
+    data: Sequence[object] = (),
     *,
     batch: int = 1,
     path: CurvePath = bezier,

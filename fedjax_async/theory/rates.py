@@ -32,12 +32,13 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from numpy.typing import NDArray
 
 from fedjax_async.base import check
 from fedjax_async.clock import DelayStatistics
 from fedjax_async.types import Tree
 
-Quantity = float | np.ndarray[Any, np.dtype[np.float64]]  # one number, or several that broadcast
+Quantity = float | NDArray[np.float64]  # one number, or several that broadcast
 
 
 class Constants(NamedTuple):
@@ -96,9 +97,10 @@ def checked(c: Constants) -> Constants:
 def as_reals(quantities: Tree) -> Tree:
     """Quantities with whole numbers of NumPy and JAX as floats: products of int32, as in tables of runs, overflow."""
 
-    def real(value: Any) -> Any:
-        is_array = isinstance(value, (np.ndarray, np.generic, jax.Array))
-        return value.astype(float) if is_array and value.dtype.kind in "iu" else value
+    def real(value: object) -> object:
+        if isinstance(value, (np.ndarray, np.generic, jax.Array)) and value.dtype.kind in "iu":
+            return value.astype(float)
+        return value
 
     return jax.tree.map(real, quantities)
 

@@ -16,7 +16,6 @@ Source: Charles and Rush (2022), section 2; the measurement and the orders in ga
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +41,7 @@ from fedjax_async.types import (
     Params,
     Request,
     State,
+    Whole,
 )
 
 _DIRECTIONS = 0xD12  # folded into the key of an arrival; server rules fold other numbers into it
@@ -49,7 +49,7 @@ Curl = Callable[[State, State, Arrival, DataParts], dict[str, Array]]
 
 
 def local_displacement(
-    client: ClientAlgorithm, key: Key, message: Message, data: ClientData, steps: Any, *, longest: int | None = None
+    client: ClientAlgorithm, key: Key, message: Message, data: ClientData, steps: Whole, *, longest: int | None = None
 ) -> Field:
     """``x -> x - V(x)`` of one job: minus the change of the weights x of a message by local training, as in eq. 2.
 
@@ -124,7 +124,7 @@ def training_curl(
     params = experiment.params if params is None else params
     pool = jax.device_put((data.x, data.y, data.order))
 
-    def measured(key: Key, params: Params, pool: Any) -> MeanCurl:
+    def measured(key: Key, params: Params, pool: tuple[Array, Array, Array]) -> MeanCurl:
         rule = bound(experiment.components.rule, experiment.components.hyper)
         message, _ = rule.dispatch(*begun(rule, params, facts_of(experiment.schedule)), Request())
         return jobs.curl(key, message._replace(params=params, version=jnp.int32(0)), pool, pairs)
@@ -188,7 +188,7 @@ class _Jobs:
         self.offset, self.size, self.steps = (a[self.chosen] for a in (data.offset, data.size, steps))
         self.weights = self.size.astype(float) if weighting == "examples" else np.ones(len(chosen))
 
-    def curl(self, key: Key, message: Message, pool: tuple[Any, Any, Any], pairs: int) -> MeanCurl:
+    def curl(self, key: Key, message: Message, pool: tuple[Array, Array, Array], pairs: int) -> MeanCurl:
         """Relative antisymmetry of each client's map and of their mean, at the weights of the message."""
         chosen, offset, size, steps = (jnp.asarray(a) for a in (self.chosen, self.offset, self.size, self.steps))
         even = bool((self.steps == self.steps[0]).all())

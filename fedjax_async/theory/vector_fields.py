@@ -20,7 +20,7 @@ sections 1, 2 and 4. The paper tests only whether ``J - J'`` is zero; the relati
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -248,7 +248,7 @@ def flattened(x: Params) -> tuple[Array, Callable[[Array], Params]]:
     return flat, unravel
 
 
-def _form(x: Params) -> Any:
+def _form(x: Params) -> object:
     """Dtypes and shapes, in the structure of x."""
     return jax.tree.map(lambda leaf: f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}", x)
 
