@@ -63,7 +63,7 @@ def _first_step(planned: Planned, uploads: int) -> Schedule | None:
     return schedule if schedule.closes.any() else None
 
 
-def ended_early(s: Settings, described: Mapping[str, Any], schedule: Any, *, whole: bool = True) -> str | None:
+def ended_early(s: Settings, described: Mapping[str, object], schedule: Any, *, whole: bool = True) -> str | None:
     """``ended after U of B updates because ...`` for a run that ends before its budget is spent, else None.
 
     ``described``: the settings as results keep them. ``schedule``: a ``Schedule`` or a ``PeerSchedule``. ``whole``:

@@ -23,9 +23,11 @@ from fedjax_async.local import MidJob
 from fedjax_async.peers import PeerAlgorithm
 from fedjax_async.server import begun
 from fedjax_async.types import (
+    Array,
     Arrival,
     ClientAlgorithm,
     ClientData,
+    Event,
     Facts,
     Info,
     Key,
@@ -33,27 +35,28 @@ from fedjax_async.types import (
     Params,
     Request,
     ServerAlgorithm,
+    State,
 )
 
 # --- the trial of a run -----------------------------------------------------------------------------
 
 
-def sent_by_own(s: Settings, components: Components, params: Params) -> tuple[Message, Any]:
+def sent_by_own(s: Settings, components: Components, params: Params) -> tuple[Message, State]:
     """As ``engine.trial.sent``; the rule or the client, one of the user's own, is checked through a whole job."""
     note = f"; the clients of {s.method} itself upload what it takes: leave out client"
     note = "" if s.client is None or own.is_own(s, "method") else note
     _fits_server(components.rule, dict(components.hyper))
-    found: tuple[Message, Any] = trial.shapes_of(_job, components, params, note)
+    found: tuple[Message, State] = trial.shapes_of(_job, components, params, note)
     return found
 
 
-def sent_by_nodes(components: Components, params: Params) -> tuple[Any, Mapping[str, Any]]:
+def sent_by_nodes(components: Components, params: Params) -> tuple[State, Mapping[str, Array]]:
     """Shapes of one message of a node, and of what it records about an event.
 
     ``ValueError`` naming the function of ``PeerAlgorithm`` that is wrong.
     """
     returned("method.rule", _FAMILY, bound, components.rule, dict(components.hyper))  # raises for wrong values
-    found: tuple[Any, Mapping[str, Any]] = trial.shapes_of(_event, components, params)
+    found: tuple[State, Mapping[str, Array]] = trial.shapes_of(_event, components, params)
     return found
 
 
@@ -65,8 +68,8 @@ def _job(
     hyper: Hyper,
     params: Params,
     key: Key,
-    pool: tuple[Any, Any],
-) -> tuple[Message, Any]:
+    pool: tuple[Array, Array],
+) -> tuple[Message, State]:
     """``note``: on wrong uploads."""
     rule = checked_rule(_fits_server(server, hyper), params, note)
     found = trial.job(rule, checked_client(bound(client, hyper), params), params, key, pool, facts, steps=1)
@@ -75,8 +78,8 @@ def _job(
 
 
 def _event(
-    peer: Peer, client: Client, facts: Facts, hyper: Hyper, params: Params, key: Key, pool: tuple[Any, Any]
-) -> Any:
+    peer: Peer, client: Client, facts: Facts, hyper: Hyper, params: Params, key: Key, pool: tuple[Array, Array]
+) -> tuple[State, State]:
     del facts
     node = returned("method.rule", _FAMILY, bound, peer, hyper)
     fits(isinstance(node, PeerAlgorithm), "method.rule", node, "a PeerAlgorithm")
@@ -96,11 +99,11 @@ def _fits_server(server: Server, hyper: Hyper) -> ServerAlgorithm:
 def checked_rule(rule: ServerAlgorithm, params: Params, note: str = "") -> ServerAlgorithm:
     """The rule, checked at each call; ``params``: those of the model, or their shapes; ``note``: on wrong uploads."""
 
-    def init(params: Params, facts: Facts = Facts()) -> tuple[Any, Any]:
+    def init(params: Params, facts: Facts = Facts()) -> tuple[State, State]:
         found = returned("method.init", "init(params[, facts])", begun, rule, params, facts)
         return pair("method.init", found, "(state, memory)")
 
-    def dispatch(state: Any, memory: Any, request: Request) -> tuple[Message, Any]:
+    def dispatch(state: State, memory: State, request: Request) -> tuple[Message, State]:
         part, kind = "method.dispatch", "(Message, memory)"
         found = returned(part, "dispatch(state, memory, request)", rule.dispatch, state, memory, request)
         message, after = pair(part, found, kind)
@@ -109,7 +112,7 @@ def checked_rule(rule: ServerAlgorithm, params: Params, note: str = "") -> Serve
         alike(f"{part}'s memory", after, memory, "memory")
         return message, after
 
-    def receive(state: Any, memory: Any, arrival: Arrival) -> tuple[Any, Any, Info]:
+    def receive(state: State, memory: State, arrival: Arrival) -> tuple[State, State, Info]:
         part, kind = "method.receive", "(state, memory, Info)"
         uploads = f"the client uploads {shown(arrival.upload)}{note}"
         contract = f"receive(state, memory, arrival) -> {kind}"
@@ -122,14 +125,14 @@ def checked_rule(rule: ServerAlgorithm, params: Params, note: str = "") -> Serve
         check_columns(f"{part}'s Info.columns", found[2].columns)
         return found
 
-    def close(state: Any, memory: Any) -> tuple[Any, Any]:
+    def close(state: State, memory: State) -> tuple[State, State]:
         part, kind, function = "method.close", "(state, memory)", cast(Callable[..., Any], rule.close)
         found = pair(part, returned(part, f"close(state, memory) -> {kind}", function, state, memory), kind)
         alike(f"{part}'s state", found[0], state, "state")
         alike(f"{part}'s memory", found[1], memory, "memory")
         return found
 
-    def params_of(state: Any) -> Params:
+    def params_of(state: State) -> Params:
         found = returned("method.params", "params(state) -> params", rule.params, state)
         alike("method.params", found, params, "params")
         return found
@@ -141,25 +144,25 @@ def checked_rule(rule: ServerAlgorithm, params: Params, note: str = "") -> Serve
 # --- a client -----------------------------------------------------------------------------------------
 
 
-def checked_client(client: Any, params: Params) -> ClientAlgorithm:
+def checked_client(client: ClientAlgorithm, params: Params) -> ClientAlgorithm:
     """The client, checked at each call; its optional functions are tried when a job ends."""
     fits(isinstance(client, ClientAlgorithm), "client", client, "a ClientAlgorithm")
 
-    def init(params: Params) -> Any:
+    def init(params: Params) -> State:
         return returned("client.init", "init(params) -> state", client.init, params)
 
-    def begin(key: Key, message: Message, state: Any, data: ClientData) -> Any:
+    def begin(key: Key, message: Message, state: State, data: ClientData) -> State:
         kind = "begin(key, message, state, data) -> work"
         note = f"{_kept(state)}; {_extra(message)}"
         return returned("client.begin", kind, client.begin, key, message, state, data, note=note)
 
-    def step(work: Any, k: Any, message: Message, data: ClientData) -> Any:
+    def step(work: State, k: Array, message: Message, data: ClientData) -> State:
         kind = "step(work, k, message, data) -> work"
         stepped = returned("client.step", kind, client.step, work, k, message, data, note=_extra(message))
         alike("client.step", stepped, work, "work")
         return stepped
 
-    def finish(work: Any, message: Message, state: Any) -> tuple[Any, Any]:
+    def finish(work: State, message: Message, state: State) -> tuple[State, State]:
         part, kind = "client.finish", "(upload, state)"
         note = f"{_kept(state)}; {_extra(message)}; message.local_steps is missing in finish"
         contract = f"finish(work, message, state) -> {kind}"
@@ -173,7 +176,7 @@ def checked_client(client: Any, params: Params) -> ClientAlgorithm:
     return client._replace(init=init, begin=begin, step=step, finish=finish)
 
 
-def _kept(state: Any) -> str:
+def _kept(state: object) -> str:
     return f"client.init returned {shown(state)}"
 
 
@@ -181,7 +184,7 @@ def _extra(message: Message) -> str:
     return f"this rule sends message.extra = {shown(message.extra)}"
 
 
-def _try_optional(client: ClientAlgorithm, message: Message, state: Any, after: Any, params: Params) -> None:
+def _try_optional(client: ClientAlgorithm, message: Message, state: State, after: State, params: Params) -> None:
     """Check the functions that a client may have."""
     note = _kept(state)
     if client.info is not None:
@@ -190,9 +193,9 @@ def _try_optional(client: ClientAlgorithm, message: Message, state: Any, after: 
     if client.gradients is not None:
         one = np.ones(1, np.int64)
         kind = "gradients(local_steps, examples) -> whole numbers like local_steps"
-        found = returned("client.gradients", kind, client.gradients, one, one)
-        whole = isinstance(found, np.ndarray) and found.shape == (1,) and np.issubdtype(found.dtype, np.integer)
-        fits(whole, "client.gradients", found, kind)
+        counts = returned("client.gradients", kind, client.gradients, one, one)
+        whole = isinstance(counts, np.ndarray) and counts.shape == (1,) and np.issubdtype(counts.dtype, np.integer)
+        fits(whole, "client.gradients", counts, kind)
     if client.unsent is not None:
         kept = returned("client.unsent", "unsent(before, after) -> state", client.unsent, state, after, note=note)
         alike("client.unsent", kept, state, "state", note)
@@ -222,28 +225,28 @@ _FAMILY = "a factory of a PeerAlgorithm"
 def checked_node(node: PeerAlgorithm, params: Params) -> PeerAlgorithm:
     """The node, checked at each call; ``params``: those of the model, or their shapes."""
 
-    def init(params: Params) -> Any:
+    def init(params: Params) -> State:
         return returned("peer.init", "init(params) -> row", node.init, params)
 
-    def opened(row: Any) -> Any:
+    def opened(row: State) -> State:
         return returned("peer.open", "open(row) -> inbox", node.open, row)
 
-    def wake(row: Any, inbox: Any, event: Any) -> Any:
+    def wake(row: State, inbox: State, event: Event) -> State:
         after = returned("peer.wake", "wake(row, inbox, event) -> row", node.wake, row, inbox, event)
         alike("peer.wake", after, row, "a row", "as peer.init")
         return after
 
-    def params_of(row: Any) -> Params:
+    def params_of(row: State) -> Params:
         model = returned("peer.params", "params(row) -> params", node.params, row)
         alike("peer.params", model, params, "params", "as the model's")
         return model
 
-    def start(row: Any) -> Message:
+    def start(row: State) -> Message:
         message = returned("peer.start", "start(row) -> Message", node.start, row)
         fits(isinstance(message, Message), "peer.start", message, "a Message")
         return message
 
-    def push(row: Any, upload: Any, event: Any) -> tuple[Any, Any, Any]:
+    def push(row: State, upload: State, event: Event) -> tuple[State, State, Mapping[str, Array]]:
         contract = "push(row, upload, event) -> (row, messages, columns)"
         pushed = returned("peer.push", contract, node.push, row, upload, event)
         fits(isinstance(pushed, tuple) and len(pushed) == 3, "peer.push", pushed, "(row, messages, columns)")
@@ -256,7 +259,7 @@ def checked_node(node: PeerAlgorithm, params: Params) -> PeerAlgorithm:
         fits(scalars, "peer.push's columns", columns, "columns, a mapping, name -> scalar")
         return pushed
 
-    def add(inbox: Any, row: Any, message: Any, weight: Any) -> Any:
+    def add(inbox: State, row: State, message: State, weight: Array) -> State:
         contract = "add(inbox, row, message, weight) -> inbox"
         after = returned("peer.add", contract, node.add, inbox, row, message, weight)
         alike("peer.add", after, inbox, "an inbox")

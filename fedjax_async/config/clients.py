@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Hashable
 from functools import lru_cache
 from typing import Any
 
@@ -22,6 +22,7 @@ from fedjax_async.base import check, factories, registry, tree
 from fedjax_async.base.method import THROUGH, Method, factory_of, ignored_by
 from fedjax_async.base.spec import Spec
 from fedjax_async.compress import COMPRESSORS, Compressor, most_bits, on_tree, values_bits
+from fedjax_async.compress.payload import Payload
 from fedjax_async.config import concerns, own
 from fedjax_async.config.methods import (
     client_spec,
@@ -40,7 +41,7 @@ from fedjax_async.local.ditto import with_personal_model
 from fedjax_async.local.dp_sgd import DPSGDOptions
 from fedjax_async.local.feedback import grouping
 from fedjax_async.server import fedavg
-from fedjax_async.types import ClientAlgorithm, Model, Params, Path, Traced
+from fedjax_async.types import Array, ClientAlgorithm, Model, Number, Params, Path, Structure, Traced
 
 Private = Callable[[Path], bool] | None
 
@@ -155,12 +156,12 @@ def _made(factory: Callable[..., optax.GradientTransformation], lr: Traced) -> o
 def _trained(
     model: Model,
     client: functools.partial[ClientAlgorithm],
-    optimizer: Callable[[Any], optax.GradientTransformation],
+    optimizer: Callable[[Traced], optax.GradientTransformation],
     *,
     lr: Traced,
     proximal: Traced = 0.0,
     batch_size: int,
-    scale: Any,
+    scale: object,
     per_example: DPSGDOptions | None = None,
 ) -> ClientAlgorithm:
     """Local training by the factory ``client``, with what it takes of the run's options."""
@@ -170,7 +171,7 @@ def _trained(
     return client(model, **{name: value for name, value in given.items() if name in takes})
 
 
-def _per_example(**numbers: Any) -> DPSGDOptions:
+def _per_example(**numbers: Number) -> DPSGDOptions:
     return DPSGDOptions(**numbers)
 
 
@@ -228,7 +229,9 @@ def usual_compression(settings: Settings, usual: Method) -> dict[str, Any]:
     return {"compress": compress, "feedback": how, "compress_per": settings.compress_per or "whole"}
 
 
-def compressing(client: ClientAlgorithm | Spec, s: Settings, private: Private, upload: Any) -> ClientAlgorithm | Spec:
+def compressing(
+    client: ClientAlgorithm | Spec, s: Settings, private: Private, upload: object
+) -> ClientAlgorithm | Spec:
     """``client`` with compressed uploads; ``upload``: their shapes before; ``s``: resolved settings."""
     given = own.thing_of("compress", s.compress)
     if given is None:
@@ -246,7 +249,7 @@ def _compressed(
     how: str,
     per: str,
     private: Private,
-    like: tuple[Any, Any],
+    like: tuple[Structure, tree.Kinds],
 ) -> ClientAlgorithm:
     if isinstance(compressor, functools.partial):
         # numbers are floats, but factories check on the host that options such as k are whole numbers
@@ -256,7 +259,7 @@ def _compressed(
     return FEEDBACKS[how](client, compressor, per=per, private=private, like=tree.thawed(like))
 
 
-def traffic_of(message: tuple[Params, Any], upload: Any, s: Settings) -> Traffic:
+def traffic_of(message: tuple[Params, object], upload: object, s: Settings) -> Traffic:
     """Bytes of one message in each direction, from the shapes that are sent, without private leaves.
 
     ``message``: its params and its extra. A compressed upload counts with the largest size that the compressor can
@@ -268,28 +271,30 @@ def traffic_of(message: tuple[Params, Any], upload: Any, s: Settings) -> Traffic
     return Traffic(tree.num_bytes(message), most, values)
 
 
-def vector_sizes(s: Settings, params: Params, upload: Any) -> list[int]:
+def vector_sizes(s: Settings, params: Params, upload: object) -> list[int]:
     """The length of each vector that is compressed of an upload, from the shapes that are sent."""
-    group, sizes = grouping(str(s.compress_per), upload, params), Counter[Any]()
+    group, sizes = grouping(str(s.compress_per), upload, params), Counter[Hashable]()
     for path, leaf in jax.tree_util.tree_flatten_with_path(upload)[0]:
         sizes[group(path)] += math.prod(leaf.shape)
     return list(sizes.values())
 
 
 @registry.cached_by_name(maxsize=64)
-def _message_bytes(spec: Chosen, per: str, params: Any, structure: Any, shapes: tuple[Any, ...]) -> tuple[int, int]:
+def _message_bytes(
+    spec: Chosen, per: str, params: Structure, structure: Structure, shapes: tree.Kinds
+) -> tuple[int, int]:
     """Bytes of the longest message and of its values alone, from shapes; ``params``: the structure of the params."""
     compressor = compressor_of(spec)
     like = tree.thawed((structure, shapes))
     group = grouping(per, like, jax.tree.unflatten(params, [0] * params.num_leaves))
     wire = on_tree(compressor, like, group=group)
 
-    def payload_of(upload: Params) -> Any:
+    def payload_of(upload: Params) -> Payload:
         payload = wire.compress(jax.random.key(0), upload)
         wire.bits(payload)  # refuses what is too long to count
         return payload
 
-    found: list[Any] = []
+    found: list[Payload] = []
     for part in jax.eval_shape(payload_of, like):
         # the size of some payloads depends on whole numbers in them, which are the same for every vector
         numbers = jax.jit(lambda: _whole_scalars(compressor.compress(jax.random.key(0), jnp.zeros(1))))()
@@ -306,9 +311,9 @@ def longest_message(compress: Chosen, like: Params) -> int:
     return _message_bytes(compress, "whole", structure, structure, shapes)[0]
 
 
-def _is_whole_scalar(leaf: Any) -> bool:
+def _is_whole_scalar(leaf: Array) -> bool:
     return leaf.shape == () and jnp.issubdtype(leaf.dtype, jnp.integer)
 
 
-def _whole_scalars(payload: Any) -> list[Any]:
+def _whole_scalars(payload: Payload) -> list[Array]:
     return [leaf for leaf in jax.tree.leaves(payload) if _is_whole_scalar(leaf)]

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 from fedjax_async.base import check
 from fedjax_async.config.of_data import OfData, OfSecurity
@@ -96,7 +96,7 @@ def without_effect(use: Use) -> list[str]:
     return [name for name, concern in CONCERNS.items() if not concern.uses[use]]
 
 
-def refuse(use: Use, given: Mapping[str, Any], **words: str) -> None:
+def refuse(use: Use, given: Mapping[str, object], **words: str) -> None:
     """``ValueError`` for the first of the given settings (name -> value) that has no effect in ``use``.
 
     ``words``: fill the braces of the message.

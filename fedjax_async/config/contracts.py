@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedjax_async.base import check
+from fedjax_async.base.factories import Made
 from fedjax_async.clock import Availability, Delays, Faults, Network, Scenario, Timing, check_schedule
 from fedjax_async.config import objects, own
 from fedjax_async.config.settings import Settings
@@ -28,7 +29,7 @@ from fedjax_async.types import Array, FederatedData, Key, Model, Params, Schedul
 ROWS = 3  # examples of the trial batch; an unusual number, so that a missing batch axis is noticed
 
 
-def returned(part: str, contract: str, function: Callable[..., Any], *given: object, note: str = "") -> Any:
+def returned(part: str, contract: str, function: Callable[..., Made], *given: object, note: str = "") -> Made:
     """What a part returns; if it raises, the error names the part. ``note``: what it was given, for the error."""
     try:
         return function(*given)
@@ -145,7 +146,7 @@ def _check_labels(outputs: Array, y: Array, note: str) -> None:
     fits(outputs.ndim == 2, "model.apply", outputs, flat)
 
 
-def _rows(rows: Any) -> jax.ShapeDtypeStruct:
+def _rows(rows: np.ndarray) -> jax.ShapeDtypeStruct:
     row = row_of(rows)
     return jax.ShapeDtypeStruct((ROWS, *row.shape[1:]), row.dtype)
 
@@ -232,7 +233,7 @@ def check_clock(s: Settings, delay: Any, num_clients: int) -> None:
         )
 
 
-def _check_durations(durations: Callable[..., Any], clients: np.ndarray, numbers: np.ndarray) -> None:
+def _check_durations(durations: Callable[..., np.ndarray], clients: np.ndarray, numbers: np.ndarray) -> None:
     """Check durations: jobs asked for together, and one by one in another order, take the same seconds."""
     part, call = "delay's durations", "durations(clients, numbers, local_steps, bytes_down, bytes_up)"
     _seconds(part, call, durations, clients, numbers, np.ones_like(clients), 0, 0)
@@ -248,7 +249,7 @@ def _check_durations(durations: Callable[..., Any], clients: np.ndarray, numbers
             )
 
 
-def _seconds(part: str, call: str, function: Callable[..., Any], *given: ArrayLike) -> np.ndarray:
+def _seconds(part: str, call: str, function: Callable[..., np.ndarray], *given: ArrayLike) -> np.ndarray:
     contract = "an array of virtual seconds, one per job"
     found = returned(part, f"{call} of integers and arrays that broadcast, which returns {contract}", function, *given)
     shape = np.broadcast_shapes(*map(np.shape, given))

@@ -13,7 +13,7 @@ import optax
 
 from fedjax_async.base import check, tree
 from fedjax_async.config import paths
-from fedjax_async.config.differentiable import PerClient, PerStaleness, require_settings, trajectory
+from fedjax_async.config.differentiable import PerClient, PerStaleness, Trajectory, require_settings, trajectory
 from fedjax_async.config.experiment import resolve
 from fedjax_async.config.grid import seeds_of
 from fedjax_async.config.resolving import with_objects
@@ -25,7 +25,13 @@ from fedjax_async.types import Array, Facts, Key, Params
 
 __all__ = ["Tuned", "tune"]
 
-WRAP: dict[str, Callable[[Array], Any]] = {"run": lambda value: value, "client": PerClient, "staleness": PerStaleness}
+WRAP: dict[str, Callable[[Array], object]] = {
+    "run": lambda value: value,
+    "client": PerClient,
+    "staleness": PerStaleness,
+}
+Free = dict[str, Array]  # path -> the coordinate that descent changes
+Gradient = Callable[[Free], tuple[Array, Free]]  # the objective and its slope
 EDGE = 1e-3  # numbers below 1 start at least this far from 0 and 1
 
 
@@ -57,7 +63,7 @@ class _Number(NamedTuple):
     def value(self, free: Array) -> Array:
         return jax.nn.sigmoid(free) if self.share else jnp.exp(free)
 
-    def entry(self, free: Array) -> Any:
+    def entry(self, free: Array) -> object:
         return WRAP[self.kind](self.value(free))
 
 
@@ -73,7 +79,7 @@ def tune(
     staleness_values: int | None = None,
     segment: int | None = None,
     memory_limit: str = "8GB",
-    **objects: Any,
+    **objects: object,
 ) -> Tuned:
     """Minimise the validation loss at the end of a run by gradient descent on the run's numbers.
 
@@ -125,7 +131,7 @@ def tune(
     numbers = [_number(settings, hyper, path, kind, counts[kind]) for path, kind in kinds.items()]
     free = {number.path: number.free(hyper[number.name]) for number in numbers}
 
-    def with_numbers(free: Mapping[str, Array]) -> dict[str, Any]:
+    def with_numbers(free: Free) -> dict[str, object]:
         return {**hyper, **{number.name: number.entry(free[number.path]) for number in numbers}}
 
     gradients = [_compiled(_objective(run, with_numbers, last), free, limit) for run in runs]
@@ -140,7 +146,7 @@ def tune(
     return Tuned({**hyper, **entries}, columns, losses, best, placed)
 
 
-def _optimizer(rate: float | None, given: Any) -> optax.GradientTransformation:
+def _optimizer(rate: float | None, given: object) -> optax.GradientTransformation:
     """The optimiser of the descent; ``ValueError`` if ``given`` is not an optimiser, or a rate is given too."""
     if given is None:
         check.optional(check.positive, "rate", rate)
@@ -152,10 +158,10 @@ def _optimizer(rate: float | None, given: Any) -> optax.GradientTransformation:
 
 
 def _descended(
-    gradients: Sequence[Callable[[Any], Any]], free: Any, optimizer: optax.GradientTransformation, steps: int
-) -> list[tuple[float, Any]]:
+    gradients: Sequence[Gradient], free: Free, optimizer: optax.GradientTransformation, steps: int
+) -> list[tuple[float, Free]]:
     """The mean loss and the coordinates before each step and at the end, up to the first loss that is not finite."""
-    found: list[tuple[float, Any]] = []
+    found: list[tuple[float, Free]] = []
     state = optimizer.init(free)
     for step in range(steps + 1):
         each = [gradient(free) for gradient in gradients]
@@ -196,7 +202,7 @@ def _kinds(names: Any) -> dict[str, str]:
     return kinds
 
 
-def _number(settings: Settings, hyper: Mapping[str, Any], path: str, kind: str, count: int) -> _Number:
+def _number(settings: Settings, hyper: Mapping[str, Array], path: str, kind: str, count: int) -> _Number:
     """The number that a path names; ``ValueError`` naming the known ones for any other path."""
     field, _, option = path.partition(".")
     names = (path,) if field != "method" else (f"server.{option}", f"client.{option}", option)
@@ -226,7 +232,9 @@ def _refuses_more(settings: Settings, path: str) -> bool:
     return False
 
 
-def _objective(run: Any, with_numbers: Callable[[Any], dict[str, Any]], last: int) -> Callable[[Any], Array]:
+def _objective(
+    run: Trajectory, with_numbers: Callable[[Free], dict[str, object]], last: int
+) -> Callable[[Free], Array]:
     return lambda free: jnp.mean(run.function(with_numbers(free), run.params)["validation_loss"][-last:])
 
 
@@ -246,7 +254,7 @@ def _require_gradient(settings: Settings) -> None:
     rule, client = (bound(one, components.hyper) for one in (components.rule, components.client))
     facts = Facts(len(data.size))
 
-    def moved(params: Params, key: Key, pool: tuple[Any, Any], zero: Array) -> Array:
+    def moved(params: Params, key: Key, pool: tuple[Array, Array], zero: Array) -> Array:
         leaves = jax.tree.leaves(trial.job(rule, client, params, key, pool, facts, zero=zero, steps=1).upload)
         floats = [jnp.sum(leaf) for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact)]
         return sum(floats, jnp.zeros((), jnp.result_type(float)))
@@ -261,7 +269,7 @@ def _require_gradient(settings: Settings) -> None:
         raise ValueError(f"method = {str(settings.method)!r}: must be {allowed}") from error
 
 
-def _require_room(run: Any, limit: int, given: str) -> None:
+def _require_room(run: Trajectory, limit: int, given: str) -> None:
     """``ValueError`` for a model that cannot fit, before anything compiles.
 
     Reverse mode keeps a model for each of ``segment + E / segment`` arrivals, or for all E: at least ``2 sqrt(E)``.
@@ -273,7 +281,7 @@ def _require_room(run: Any, limit: int, given: str) -> None:
     check.require(limit >= least, "memory_limit", given, f"{allowed} (fewer updates, a smaller model)")
 
 
-def _compiled(objective: Callable[[Any], Array], free: Any, limit: int) -> Callable[[Any], Any]:
+def _compiled(objective: Callable[[Free], Array], free: Free, limit: int) -> Gradient:
     """The compiled ``value_and_grad``; ``ValueError`` if it needs too much memory."""
     compiled = jax.jit(jax.value_and_grad(objective)).lower(free).compile()
     analysis = compiled.memory_analysis()

@@ -27,14 +27,14 @@ class Trajectory(NamedTuple):
     function: Callable[[Any, Params], dict[str, Array]]  # f(hyper, params) -> scores
     hyper: dict[str, Array]  # by name: "lr", "proximal", "server.mixing", "optimizer.momentum", ...; float[]
     params: Params  # the initial parameters
-    times: Any  # float64[V], virtual seconds of the evaluations
+    times: np.ndarray  # float64[V], virtual seconds of the evaluations
     schedule: Schedule  # planned; ``hyper`` does not change it
 
 
 _OBJECTS = ("method", "model", "data", "client")  # of ``prepare``
 
 
-def require_settings(settings: Any, objects: Mapping[str, Any]) -> None:
+def require_settings(settings: object, objects: Mapping[str, object]) -> None:
     """``ValueError`` for anything but ``Settings``, and for objects that a trajectory does not take."""
     allowed = "Settings, such as Settings(model='logistic', updates=20)"
     check.require(isinstance(settings, Settings), "settings", settings, allowed)
@@ -42,7 +42,7 @@ def require_settings(settings: Any, objects: Mapping[str, Any]) -> None:
         registry.find("object", dict.fromkeys(_OBJECTS), name)
 
 
-def trajectory(settings: Settings, *, segment: int | None = None, **objects: Any) -> Trajectory:
+def trajectory(settings: Settings, *, segment: int | None = None, **objects: object) -> Trajectory:
     """The run of ``settings`` as a pure function, for ``jax.grad`` and ``jax.jvp``.
 
     ``f(hyper, params)`` returns the values of ``simulate``: ``loss`` and ``accuracy`` at every evaluation, float[V];
@@ -83,10 +83,10 @@ def trajectory(settings: Settings, *, segment: int | None = None, **objects: Any
     experiment = prepare(settings)
     components = experiment.components
     check.require(not components.data.streamed, "dataset", settings.dataset, "one that fits into memory")
-    limits: Any = {"norm_limit": experiment.norm_limit, "segment": segment}
-    function = make_trajectory(components, experiment.schedule, experiment.key, experiment.points, **limits)
+    planned, limit = (components, experiment.schedule, experiment.key, experiment.points), experiment.norm_limit
+    function = make_trajectory(*planned, norm_limit=limit, segment=segment)
     hyper = {name: jnp.asarray(value, jnp.result_type(float)) for name, value in components.hyper.items()}
-    counts: dict[Any, int] = {PerClient: len(components.data.size), PerExample: len(components.data.y)}
+    counts: dict[type, int] = {PerClient: len(components.data.size), PerExample: len(components.data.y)}
 
     def checking(given: Mapping[str, Any], params: Params) -> Columns:
         missing = [name for name in hyper if name not in given]
@@ -96,7 +96,7 @@ def trajectory(settings: Settings, *, segment: int | None = None, **objects: Any
     return Trajectory(checking, hyper, experiment.params, experiment.points.time, experiment.schedule)
 
 
-def _entry(name: str, value: Any, hyper: Mapping[str, Array], counts: Mapping[Any, int]) -> Any:
+def _entry(name: str, value: Any, hyper: Mapping[str, Array], counts: Mapping[type, int]) -> Any:
     """A number of ``hyper`` as arrays; ``ValueError`` for an unknown name or a wrong length."""
     registry.find("hyper", dict.fromkeys((*hyper, EXAMPLE_WEIGHT)), name)
     if not isinstance(value, (PerClient, PerStaleness, PerExample)):

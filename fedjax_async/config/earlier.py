@@ -16,7 +16,7 @@ from fedjax_async.config.names import read
 
 TIMING = "timing"  # among options of rules, none of which has this name
 # Method -> the options whose defaults have changed, and its timing, with the values that they had before.
-CHANGED: dict[str, dict[str, Any]] = {
+CHANGED: dict[str, dict[str, object]] = {
     "fedbuff": {"server_lr": 1.0, TIMING: "buffer:size=3"},
     "ca2fl": {"server_lr": 1.0, TIMING: "buffer:size=3"},
     "fadas": {"server_lr": 0.01, "adaptation": "inverse", TIMING: "buffer:size=3"},
@@ -27,9 +27,9 @@ class Earlier(str):
     """A method's spec as its file has it, with the spec that it means; it equals no other text."""
 
     meaning: str  # the spec with the defaults that it had, written out
-    kept: dict[str, Any] | None  # the defaults in the file, ``None`` if it has none
+    kept: dict[str, object] | None  # the defaults in the file, ``None`` if it has none
 
-    def __new__(cls, spec: str, meaning: str = "", kept: Mapping[str, Any] | None = None) -> Earlier:
+    def __new__(cls, spec: str, meaning: str = "", kept: Mapping[str, object] | None = None) -> Earlier:
         made = super().__new__(cls, spec)
         made.meaning, made.kept = meaning, None if kept is None else dict(kept)
         return made
@@ -48,7 +48,7 @@ class Earlier(str):
         return str(self).partition(sep)
 
 
-def _left_open(method: Any, timing: Any) -> dict[str, Any]:
+def _left_open(method: object, timing: object) -> dict[str, object]:
     """The present values of defaults that have changed and that these two settings leave to the method."""
     from fedjax_async.base.method import factory_of  # noqa: PLC0415 (imports Spec)
     from fedjax_async.server.methods import METHODS  # noqa: PLC0415 (needs JAX)
@@ -64,12 +64,12 @@ def _left_open(method: Any, timing: Any) -> dict[str, Any]:
     return {option: present[option] for option in CHANGED[rule.name] if option not in fixed}
 
 
-def defaults_of(method: Any, timing: Any) -> dict[str, Any] | None:
+def defaults_of(method: object, timing: object) -> dict[str, object] | None:
     """What a file keeps beside these settings: the defaults that they leave open, ``None`` if there are none."""
     return method.kept if isinstance(method, Earlier) else _left_open(method, timing) or None
 
 
-def as_meant(method: Any, timing: Any, kept: Mapping[str, Any] | None) -> Any:
+def as_meant(method: Any, timing: object, kept: Mapping[str, object] | None) -> Any:
     """A method as a file means it that has these settings and ``kept`` as its defaults (``None``: it has none)."""
     present = _left_open(method, timing)
     if not present:

@@ -72,11 +72,11 @@ MEASURED = ("metrics", "train_loss", "train_examples", "fine_tune")  # settings 
 def prepare(
     settings: Settings,
     *,
-    method: Any = None,
-    model: Any = None,
+    method: object = None,
+    model: object = None,
     data: FederatedData | None = None,
-    client: Any = None,
-    probes: Mapping[str, Any] | None = None,
+    client: object = None,
+    probes: Mapping[str, object] | None = None,
     planning: Callable[[float], None] | None = None,
 ) -> Experiment:
     """Resolve every name and plan the whole run; ``ValueError`` for anything out of range.
@@ -117,7 +117,7 @@ def prepare(
 
 
 def _prepare_adaptive(
-    run: Resolved, probes: Mapping[str, Any] | None, planning: Callable[[float], None] | None
+    run: Resolved, probes: Mapping[str, object] | None, planning: Callable[[float], None] | None
 ) -> Experiment:
     looking, timing = looking_of(run), cast(Spec, run.timing)
     run = run._replace(timing=first_timing(run.settings, timing, looking.prior.num_clients))
@@ -257,7 +257,7 @@ def built(
     run: Resolved,
     schedule: Schedule,
     points: EvaluationPoints,
-    probes: Mapping[str, Any] | None = None,
+    probes: Mapping[str, object] | None = None,
     steps: PlannedSteps | None = None,
 ) -> Experiment:
     """Build what the engine executes: initial parameters, probes, start models in the precision ``slots``.

@@ -52,7 +52,7 @@ class Labelled(NamedTuple):
     """A value of a setting, and the label under which it is shown."""
 
     label: str
-    value: Any
+    value: object
 
 
 def labels(paths: Iterable[str]) -> dict[str, str]:
@@ -67,13 +67,13 @@ def labels(paths: Iterable[str]) -> dict[str, str]:
     return {path: end if clear else path for path, end, clear in zip(paths, ends, alone)}
 
 
-def _escaped(value: Any) -> str:
+def _escaped(value: object) -> str:
     """A value as part of a file name; different values give different texts."""
     text = str(value) if isinstance(value, (str, Named)) else grammar.option_text("value", value)
     return "".join(c if c in PLAIN else SWAPPED.get(c) or "".join(f"%{byte:02X}" for byte in c.encode()) for c in text)
 
 
-def point_name(values: Mapping[str, Any], short: Mapping[str, str]) -> str:
+def point_name(values: Mapping[str, object], short: Mapping[str, str]) -> str:
     """The name of a point's folder; different values give different names (long names end in a hash).
 
     >>> point_name({"method": "fedbuff@buffer:size=5", "seed": 1}, {"method": "method", "seed": "seed"})
@@ -85,7 +85,7 @@ def point_name(values: Mapping[str, Any], short: Mapping[str, str]) -> str:
     return f"{name[: LONGEST_NAME - 17]}~{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 
-def setting_title(values: Mapping[str, Any], short: Mapping[str, str], labelled: Sequence[str] = ()) -> str:
+def setting_title(values: Mapping[str, object], short: Mapping[str, str], labelled: Sequence[str] = ()) -> str:
     """A readable title of a point, without the seed: ``mixing=0.4, exponent=0.5``; a label stands alone.
 
     >>> setting_title({"method": "Ours", "lr": 0.1, "seed": 0}, {"method": "method", "lr": "lr"}, ["method"])
@@ -103,14 +103,16 @@ def swept(points: Iterable[GridPoint]) -> list[str]:
     return sorted(paths, key=lambda path: path == "seed")
 
 
-def with_changes(base: Settings | Mapping[str, Any] | None, changes: Mapping[str, Any]) -> Settings | Mapping[str, Any]:
+def with_changes(
+    base: Settings | Mapping[str, object] | None, changes: Mapping[str, object]
+) -> Settings | Mapping[str, Any]:
     """The settings that all runs of a sweep share, changed by keywords; a ``base`` in a form of its own is kept."""
     if not changes or not isinstance(base, (Settings, Mapping, type(None))):
         return {} if base is None else base
     return {**(fields_of(base) if isinstance(base, Settings) else base or {}), **changes}
 
 
-def base_fields(base: Settings | Mapping[str, Any]) -> dict[str, Any]:
+def base_fields(base: Settings | Mapping[str, object]) -> dict[str, Any]:
     """The settings that all runs share, from ``Settings`` or a mapping by path; they may still lack a budget."""
     if isinstance(base, Settings):
         return fields_of(base)
@@ -143,12 +145,12 @@ def _has_labels(path: str, given: Any) -> bool:
     return table and any(map(_is_single, given.values()))
 
 
-def _is_single(value: Any) -> bool:
+def _is_single(value: object) -> bool:
     """Whether it is one value, and neither a list of them nor a table; a ``Method`` is a tuple, but one value."""
     return isinstance(value, str) or hasattr(value, "_fields") or not isinstance(value, Iterable)
 
 
-def _labelled(path: str, given: Mapping[str, Any], fields: Fields) -> list[Labelled]:
+def _labelled(path: str, given: Mapping[str, object], fields: Fields) -> list[Labelled]:
     """The values of a setting with their labels, checked."""
     found = []
     for label, value in given.items():
@@ -175,10 +177,10 @@ def seeds_of(seeds: int | Iterable[int], first: int) -> list[int]:
 
 
 def expand(
-    base: Settings | Mapping[str, Any],
-    grid: Mapping[str, Any] | None = None,
+    base: Settings | Mapping[str, object],
+    grid: Mapping[str, object] | None = None,
     *,
-    points: Iterable[Mapping[str, Any]] | None = None,
+    points: Iterable[Mapping[str, object]] | None = None,
     seeds: int | Iterable[int] | None = None,
 ) -> list[GridPoint]:
     """The runs of a sweep, in order: the grid's combinations, then the listed points, each with every seed.
@@ -234,7 +236,7 @@ def _point(given: Mapping[str, Any], short: Mapping[str, str], fields: Fields) -
 
 def _all_different(points: Sequence[GridPoint]) -> None:
     """``ValueError`` if two points are the same run, or if their folders' names differ in upper and lower case only."""
-    seen: dict[Any, str] = {}
+    seen: dict[Settings | str, str] = {}
     for point in points:
         for same in (point.settings, point.name.lower()):
             if same in seen:

@@ -84,7 +84,7 @@ def _parts(field: str, text: str) -> list[Name]:
     return [*names.parts, *([] if names.clock is None else [names.clock])]
 
 
-def _path(value: Any) -> Path:
+def _path(value: object) -> Path:
     with contextlib.suppress(RuntimeError):  # "~nobody": a file in the working folder may have that name
         return Path(str(value)).expanduser()
     return Path(str(value))

@@ -25,17 +25,17 @@ from fedjax_async.peers.topologies import is_graphs
 from fedjax_async.types import ClientAlgorithm, FederatedData, Model, ServerAlgorithm
 
 
-def _is_torch(thing: Any) -> bool:
+def _is_torch(thing: object) -> bool:
     """Whether it is an object of PyTorch, or of a class that inherits from one of PyTorch's."""
     return any(base.__module__.partition(".")[0] == "torch" for base in type(thing).__mro__)
 
 
-def _is_function(thing: Any) -> bool:
+def _is_function(thing: object) -> bool:
     """Whether it can be called, and is no network: a network can be called too, but is only ever a model."""
     return callable(thing) and not is_module(thing) and not _is_torch(thing)
 
 
-def _is_factory(thing: Any) -> bool:
+def _is_factory(thing: object) -> bool:
     """Whether it is a function of options alone: a factory, of which a run needs what it returns."""
     try:
         return callable(thing) and all(p.kind is p.KEYWORD_ONLY for p in inspect.signature(thing).parameters.values())
@@ -43,7 +43,7 @@ def _is_factory(thing: Any) -> bool:
         return False
 
 
-def _is_part(thing: Any) -> bool:
+def _is_part(thing: object) -> bool:
     return _is_function(thing) and not _is_factory(thing)
 
 
@@ -67,14 +67,14 @@ _TAKES = {
 }
 
 
-def require_kind(field: str, thing: Any) -> None:
+def require_kind(field: str, thing: object) -> None:
     """``ValueError`` that names the setting, the object and what the setting takes, if it does not take the object."""
     if not (field in objects.SPECS and isinstance(thing, Spec)) and not _FITS.get(field, _is_part)(thing):
         takes = _TAKES.get(field, f"a name or {objects.KINDS[field]}")
         check.require(False, field, objects.shown(thing), takes + _advice(field, thing))
 
 
-def require_some_kind(thing: Any) -> None:
+def require_some_kind(thing: object) -> None:
     """``ValueError`` unless at least one setting takes the object."""
     good = isinstance(thing, Spec) or any(_FITS.get(field, _is_function)(thing) for field in objects.KINDS)
     allowed = "an object of your own that a setting takes, such as a Method, a Model, a module or FederatedData"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Callable, Collection
 
 from fedjax_async.base import check, grammar, registry
 from fedjax_async.config import objects, own
@@ -13,7 +12,7 @@ from fedjax_async.config.settings import Settings
 from fedjax_async.engine.components import Client, parted
 from fedjax_async.engine.measures import Measures, Sample, require_measurable
 from fedjax_async.models import METRICS, Metric
-from fedjax_async.types import FederatedData, Model, Params
+from fedjax_async.types import Array, FederatedData, Model, Params
 
 # No metric may have a name in TAKEN, a column of the evaluations, or a name that begins as in STARTS.
 TAKEN = (
@@ -23,7 +22,7 @@ TAKEN = (
 STARTS = ("client_", "own_", "tuned_", "validation_")
 
 
-def metrics_of(setting: Any) -> tuple[tuple[str, Metric], ...]:
+def metrics_of(setting: object) -> tuple[tuple[str, Metric], ...]:
     """The metrics of the setting, a list of specs or a dict of names and functions, by the name of their column.
 
     The column of a spec is its name followed by the values of its options: ``top:k=3`` becomes ``top3``. Raises
@@ -60,7 +59,7 @@ def _named(spec: str) -> Metric:
     return _metric(spec, found)
 
 
-def _metric(name: str, thing: Any) -> Metric:
+def _metric(name: str, thing: str | Metric | Callable[[Array, Array], object]) -> Metric:
     if isinstance(thing, str):
         return _named(thing)
     allowed = "f(outputs, y) -> [B], or a Metric"

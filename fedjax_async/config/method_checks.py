@@ -21,7 +21,7 @@ from fedjax_async.types import PeerAlgorithm, ServerAlgorithm
 NODES = ("stays", "compressor")  # the positional parameters of factories of a ``PeerAlgorithm``
 
 
-def check_factory(field: str, factory: Callable[..., Any], options: Iterable[str] = ()) -> None:
+def check_factory(field: str, factory: Callable[..., object], options: Iterable[str] = ()) -> None:
     """``ValueError`` unless ``factory`` can be called as ``factory(model, *, ...)``; ``options``: besides ``GIVEN``."""
     found = list(inspect.signature(factory).parameters.values())
     named = [p for p in found if p.kind in (p.KEYWORD_ONLY, p.VAR_KEYWORD)]

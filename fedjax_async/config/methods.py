@@ -190,7 +190,7 @@ def _check_made(name: str, rule: Spec, usual: Method) -> None:
     check.require(False, f"method {name}", objects.shown(found), allowed)
 
 
-def _nothing(path: Any) -> bool:
+def _nothing(path: object) -> bool:
     del path
     return False
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fedjax_async.base import registry
 from fedjax_async.base.factories import options_of
 from fedjax_async.base.grammar import Name
+from fedjax_async.base.method import Method
 from fedjax_async.clock import POLICIES, TIMINGS
 from fedjax_async.compress import COMPRESSORS
 from fedjax_async.config import words
@@ -16,7 +17,7 @@ from fedjax_async.local import OPTIMIZERS
 from fedjax_async.peers import EXCHANGES, TOPOLOGIES
 
 MOST = 2  # examples of names that take an option
-Factories = Mapping[str, Callable[..., Any]]
+Factories = Mapping[str, Callable[..., object]]
 # settings with a default that depends on the method -> their registries
 SETTINGS: dict[str, Factories] = {
     "policy": POLICIES,
@@ -38,7 +39,7 @@ class Place(NamedTuple):
         return f"{self.owner}, as in {' or '.join(written(self.setting, each) for each in self.examples)}"
 
 
-def elsewhere(method: Names, usual: Any, option: str, value: str) -> Place | None:
+def elsewhere(method: Names, usual: Method, option: str, value: str) -> Place | None:
     """What takes ``option``, which the rule of a method does not take; None if nothing of the method does.
 
     An option that papers call otherwise is found under its name here first. ``usual``: the method's entry in
@@ -48,7 +49,7 @@ def elsewhere(method: Names, usual: Any, option: str, value: str) -> Place | Non
     return _elsewhere(method, usual, called, value) or _elsewhere(method, usual, option, value)
 
 
-def _elsewhere(method: Names, usual: Any, option: str, value: str) -> Place | None:
+def _elsewhere(method: Names, usual: Method, option: str, value: str) -> Place | None:
     for place, part in enumerate(method.parts[1:], 1):
         if _takes(known_parts(), part, option):
             return Place(f"the part {part.name}", "method", [str(method.put(place, part.put(option, value)))])
@@ -79,7 +80,9 @@ def _takers(factories: Factories, option: str) -> list[str]:
     return [name for name, factory in factories.items() if option in options_of(factory)]
 
 
-def in_others(registries: Mapping[str, Factories], given: Mapping[str, Any], option: str, value: str) -> Place | None:
+def in_others(
+    registries: Mapping[str, Factories], given: Mapping[str, object], option: str, value: str
+) -> Place | None:
     """The first of the ``given`` settings, besides the method, whose spec takes an option; None if none does.
 
     ``registries``: setting -> name -> factory.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import re
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedjax_async.base import check, registry
@@ -57,14 +57,14 @@ class Named:
     def __repr__(self) -> str:
         return repr(self.name)
 
-    def __deepcopy__(self, memo: Any) -> Named:
+    def __deepcopy__(self, memo: object) -> Named:
         return self
 
 
 Chosen = str | Named  # what a setting holds that names a part of the run
 
 
-def named(name: str, thing: Any) -> Named:
+def named(name: str, thing: object) -> Named:
     """Give an object of your own the name under which results keep it: ``method=named("fair", Method(rule))``.
 
     ``thing``: a ``Method``, ``Model`` or flax module, ``FederatedData`` or ``Dataset``, ``ClientAlgorithm``, delay
@@ -90,7 +90,7 @@ def named(name: str, thing: Any) -> Named:
     return Named(name, thing, fingerprint(thing))
 
 
-def as_setting(field: str, value: Any) -> Named:
+def as_setting(field: str, value: object) -> Named:
     """An object as a setting holds it: under its name (data sets have one), else as ``(object: ...)``.
 
     ``ValueError`` for an object of another type than the setting takes.
@@ -122,7 +122,7 @@ def as_setting(field: str, value: Any) -> Named:
     return Named(f"(object: {found[:SHOWN]})", value, found, given=False)
 
 
-def require_fitting(field: str, value: Any) -> None:
+def require_fitting(field: str, value: object) -> None:
     """``ValueError`` for an object with a name, as :func:`named` makes it, that the setting does not take."""
     if isinstance(value, Named) and value.thing is not ABSENT:
         from fedjax_async.config.kinds import require_kind  # noqa: PLC0415 (needs JAX)
@@ -132,7 +132,7 @@ def require_fitting(field: str, value: Any) -> None:
         require_kind(field, value.thing)
 
 
-def _metrics(given: Mapping[str, Any]) -> Named:
+def _metrics(given: Mapping[str, object]) -> Named:
     """A dict of metrics as a setting holds it: its names joined by commas, each with a fingerprint of its own."""
     from fedjax_async.base.fingerprints import fingerprint  # noqa: PLC0415 (needs NumPy)
 
@@ -146,7 +146,7 @@ def _metrics(given: Mapping[str, Any]) -> Named:
     )
 
 
-def thing_of(field: str, value: Any) -> Any:
+def thing_of(field: str, value: object) -> Any:
     """The object that a setting holds, ``None`` if it is a name; ``ValueError`` for an object that is not loaded.
 
     A ``Spec`` gives what its factory makes, but for a method, a client or an optimiser, whose numbers are traced.
@@ -163,14 +163,14 @@ def thing_of(field: str, value: Any) -> Any:
     return value.thing
 
 
-def specs_in(value: Any) -> dict[str, Spec]:
+def specs_in(value: object) -> dict[str, Spec]:
     """The specs whose options may be set and swept in an object: the object itself, or a method's rule and client."""
     thing = value.thing if isinstance(value, Named) else None
     found = {name: getattr(thing, name, None) for name in ("rule", "client")} | {"": thing}
     return {name: spec for name, spec in found.items() if isinstance(spec, Spec)}
 
 
-def with_option(value: Named, option: str, new: Any) -> Named:
+def with_option(value: Named, option: str, new: object) -> Named:
     """An object with one option of its spec set, of a method's rule or else its client; it keeps its given name."""
     from fedjax_async.base.fingerprints import fingerprint  # noqa: PLC0415 (needs NumPy)
 
@@ -183,7 +183,7 @@ def with_option(value: Named, option: str, new: Any) -> Named:
     return Named(str(changed) if not name and str(value) == str(spec) else str(value), thing, found)
 
 
-def object_or_spec(field: str, value: Any) -> Any:
+def object_or_spec(field: str, value: object) -> Any:
     """The object that a setting holds, else its spec: what other packages take."""
     thing = thing_of(field, value)
     return value if thing is None else thing
@@ -196,7 +196,7 @@ def _registered(field: str, name: str) -> str | None:
     return next((addition.fingerprint for addition in additions if addition is not None), None)
 
 
-def own_parts(fields: Mapping[str, Any]) -> dict[str, dict[str, str | None]]:
+def own_parts(fields: Mapping[str, object]) -> dict[str, dict[str, str | None]]:
     """Setting -> name -> fingerprint of the parts that are objects or registered by the user."""
     found: dict[str, dict[str, str | None]] = {}
     for field, value in fields.items():
@@ -209,12 +209,12 @@ def own_parts(fields: Mapping[str, Any]) -> dict[str, dict[str, str | None]]:
     return found
 
 
-def is_own(settings: Any, *fields: str) -> bool:
+def is_own(settings: object, *fields: str) -> bool:
     """Whether one of these settings is an object, or a name that the user registered."""
     return bool(own_parts({field: getattr(settings, field) for field in fields}))
 
 
-def require_names(field_values: Mapping[str, Any], purpose: str) -> None:
+def require_names(field_values: Mapping[str, object], purpose: str) -> None:
     """``ValueError`` unless each object among the settings has a name; the message says what to write, of all."""
     lacking = [field for field, value in field_values.items() if isinstance(value, Named) and not value.given]
     if lacking:
@@ -225,7 +225,7 @@ def require_names(field_values: Mapping[str, Any], purpose: str) -> None:
         )
 
 
-def restored(content: Mapping[str, Any], objects: Mapping[str, Any]) -> dict[str, Any]:
+def restored(content: Mapping[str, Any], objects: Mapping[str, object]) -> dict[str, Any]:
     """The fields of settings from a file, with own parts: the given objects, or placeholders that only have a name.
 
     An object takes the name that the file has for it. Raises ``ValueError`` naming the part if a given object or a
@@ -250,7 +250,7 @@ def restored(content: Mapping[str, Any], objects: Mapping[str, Any]) -> dict[str
     return fields
 
 
-def _under(name: str, field: str, thing: Any) -> Named:
+def _under(name: str, field: str, thing: object) -> Named:
     """An object under the name that a file has for it; ``ValueError`` if it has another name."""
     held = thing if isinstance(thing, Named) else as_setting(field, thing)
     other = (isinstance(thing, Named) or field == "metrics") and str(held) != name
@@ -261,10 +261,12 @@ def _under(name: str, field: str, thing: Any) -> Named:
 # --- compiled programs ------------------------------------------------------------------------------
 
 MOST_FUNCTIONS = 512  # kept in _seen
-_seen: dict[int, tuple[Any, dict[str | None, Any]]] = {}  # id -> (function, fingerprint -> the function to use)
+_seen: dict[
+    int, tuple[object, dict[str | None, Callable[..., object]]]
+] = {}  # id -> (function, fingerprint -> the function to use)
 
 
-def lasting(thing: Any) -> Any:
+def lasting(thing: object) -> Any:
     """``thing`` with functions that can be keys of compiled programs: they are equal only if they do the same.
 
     Compiled programs are looked up by the functions that they were made from. But two callable objects may be equal and
@@ -282,12 +284,12 @@ def lasting(thing: Any) -> Any:
     return _lasting_function(thing) if callable(thing) else thing
 
 
-def lasting_part(field: str, value: Any, thing: Any) -> Any:
+def lasting_part(field: str, value: object, thing: object) -> Any:
     """:func:`lasting` for a part of the user's own that a setting holds or names; the package's functions last."""
     return lasting(thing) if own_parts({field: value}) else thing
 
 
-def _lasting_function(function: Any) -> Any:
+def _lasting_function(function: Callable[..., object]) -> Callable[..., object]:
     from fedjax_async.base.fingerprints import fingerprint  # noqa: PLC0415 (needs NumPy)
 
     try:
@@ -303,11 +305,11 @@ def _lasting_function(function: Any) -> Any:
     return known[found]
 
 
-def _another(function: Any) -> Any:
+def _another(function: Callable[..., object]) -> Callable[..., object]:
     """A function that does the same and equals only itself."""
 
     @functools.wraps(function, updated=())
-    def call(*args: Any, **options: Any) -> Any:
+    def call(*args: object, **options: object) -> object:
         return function(*args, **options)
 
     return call

@@ -20,13 +20,13 @@ from fedjax_async.config.methods import method_options, usual_of
 from fedjax_async.config.names import Names, known_parts, read
 from fedjax_async.config.objects import KINDS, SPECS
 from fedjax_async.config.of_data import USUAL_PARTITION
-from fedjax_async.config.own import Named, as_setting, require_fitting, specs_in
+from fedjax_async.config.own import Chosen, Named, as_setting, require_fitting, specs_in
 from fedjax_async.config.registries import REGISTRIES
 from fedjax_async.config.settings import SWEEP_KEYS, Settings, fields_of
 
 Fields = Mapping[str, Any]  # every setting by name; unlike a Settings, not yet checked as a whole
 
-FIELDS: dict[str, dataclasses.Field[Any]] = {field.name: field for field in dataclasses.fields(Settings)}
+FIELDS: dict[str, dataclasses.Field[object]] = {field.name: field for field in dataclasses.fields(Settings)}
 OF_METHODS = (
     "timing",
     "policy",
@@ -59,7 +59,7 @@ def address(path: str) -> Address:
 # --- what a setting holds -----------------------------------------------------------------------------
 
 
-def _held(field: str, value: Any) -> Names | Named | None:
+def _held(field: str, value: Chosen | None) -> Names | Named | None:
     return (
         value
         if value is None or isinstance(value, Named)
@@ -83,7 +83,7 @@ def _names(fields: Fields, field: str) -> Names | Named | None:
     )
 
 
-def of_method(method: Any, field: str) -> str | None:
+def of_method(method: Chosen, field: str) -> str | None:
     """The method's default of a setting; None of an object that a file names, of which only the name is known."""
     absent = isinstance(method, Named) and method.thing is own.ABSENT
     return None if absent else getattr(usual_of(method), field, None)
@@ -186,18 +186,18 @@ def _in_file(name: str) -> str:
     return f'{setting} = "{example}"' if equals else repr(setting)
 
 
-FITS: dict[str, Callable[[Any], bool]] = {
+FITS: dict[str, Callable[[object], bool]] = {
     "str": lambda value: isinstance(value, str),
     "bool": lambda value: isinstance(value, bool),
     "int": lambda value: isinstance(value, Integral) and not isinstance(value, bool),
     "float": lambda value: isinstance(value, Real) and not isinstance(value, bool),
 }
-CONVERT: dict[str, Callable[[Any], Any]] = {"str": str, "bool": bool, "int": int, "float": float}
+CONVERT: dict[str, Callable[[Any], object]] = {"str": str, "bool": bool, "int": int, "float": float}
 FLAGS = ("out", "overwrite", "again", "quiet", "format", "width", "title", "plugin", "baseline", "stream", "keep_best")
 KIND_NAMES = {"str": "a text", "bool": "true or false", "int": "a whole number", "float": "a number", "None": "none"}
 
 
-def _field_value(field: str, value: Any) -> Any:
+def _field_value(field: str, value: object) -> Any:
     """``value`` in the type of the setting's annotation; the text ``none`` stands for None, which TOML lacks.
 
     Not of a setting that has a value of this name, as ``normalise`` has.
@@ -228,7 +228,7 @@ def _has(field: str, value: str) -> bool:
         return False
 
 
-def checked(path: str, value: Any, fields: Fields) -> Any:
+def checked(path: str, value: object, fields: Fields) -> Any:
     """``value`` as the settings hold it; ``ValueError`` if nothing is called ``path``, or the type is wrong."""
     value = check.plain(value)
     if path.partition(".")[0] not in FIELDS:
@@ -237,7 +237,7 @@ def checked(path: str, value: Any, fields: Fields) -> Any:
     return grammar.parse_value(grammar.option_text(path, value)) if where.option else _field_value(path, value)
 
 
-def changed(fields: Fields, values: Mapping[str, Any]) -> dict[str, Any]:
+def changed(fields: Fields, values: Mapping[str, object]) -> dict[str, Any]:
     """``fields`` with checked ``values`` by path: whole settings first, then the options inside them.
 
     >>> changed({"method": "fedasync@every", "lr": 0.1}, {"method.mixing": 0.4, "lr": 0.2})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
 from fedjax_async.base import check, factories, registry
 from fedjax_async.base.method import Method
@@ -34,12 +33,12 @@ def peer_of(chosen: Method, model: Model, compress: Chosen | None) -> Spec | Pee
     return rule.but(args=(stays_of(model), *compressors(compress))) if isinstance(rule, Spec) else rule
 
 
-def sends_nothing(spec: Chosen, setting: Any) -> bool:
+def sends_nothing(spec: Chosen, setting: object) -> bool:
     """Whether the nodes of a method, with the exchange of the setting or else its own, send no messages."""
     return isinstance(exchange_of(method_of(spec), setting), Alone)
 
 
-def exchange_of(chosen: Method, setting: Any) -> Exchange:
+def exchange_of(chosen: Method, setting: object) -> Exchange:
     """The exchange of the setting, or else the method's, with the method's values of options that both take.
 
     Raises ``ValueError`` if the exchange's spec has another value for one of them.

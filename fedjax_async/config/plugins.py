@@ -106,12 +106,12 @@ def _check_preset(preset: Mapping[str, Any]) -> None:
     check_factory("preset.client", factory_of(given.client), client_options(given.client))
 
 
-def _of_nodes(stays: Any) -> Any:
+def _of_nodes(stays: object) -> Any:
     """A factory of nodes, to check what is given beside one."""
     return stays
 
 
-def _method_entry(name: str, factory: Callable[..., Any], preset: Mapping[str, Any]) -> Method:
+def _method_entry(name: str, factory: Callable[..., object], preset: Mapping[str, Any]) -> Method:
     """The method of a factory: without a server if the factory takes ``stays``, else with one."""
     nodes = positional(factory)
     kind = f"without a server ({name} takes stays)" if nodes else f"with a server ({name} does not take stays)"
@@ -124,7 +124,7 @@ def _method_entry(name: str, factory: Callable[..., Any], preset: Mapping[str, A
     return filled(Method(factory, about=factories.summary(factory), **preset))
 
 
-def _check_signature(kind: str, name: str, factory: Any) -> None:
+def _check_signature(kind: str, name: str, factory: object) -> None:
     what = f"{kind} {name}"
     rest = " (the rule alone; its timing, client, ... are given to register)" if isinstance(factory, Method) else ""
     wrap = f"def {name}({GIVEN.get(kind, '')}): return ...{rest}"

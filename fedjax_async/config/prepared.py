@@ -53,7 +53,7 @@ class Kind(Protocol):
     def columns(self, e: Experiment, row: int, scores: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The scores of evaluation ``row`` as the columns of the results."""
 
-    def run(self, e: Experiment, **options: Any) -> Any:
+    def run(self, e: Experiment, **options: object) -> Any:
         """Run on the engine that the settings name; ``options``: those of the engine. Returns its result."""
 
     def recorded(self, e: Experiment, result: Any) -> Run:
@@ -66,7 +66,7 @@ class Kind(Protocol):
     def lay_out(self) -> Callable[..., Ready]:
         """``lay_out(experiments, max_width=, lanes=)``: runs that share programs, side by side."""
 
-    def num_bytes(self, e: Experiment, rows: int, **options: Any) -> int:
+    def num_bytes(self, e: Experiment, rows: int, **options: object) -> int:
         """Device memory of one run besides its examples, roughly; ``rows``: jobs that are trained at a time."""
 
 
@@ -105,7 +105,7 @@ class Experiment(NamedTuple):
         """The number of arrivals of the run; without a server, of compute events."""
         return len(self.schedule.job if self.has_server else self.schedule.client)
 
-    def recorded(self, result: Any) -> Run:
+    def recorded(self, result: object) -> Run:
         """The tables of the run from what the engine returned; warns of a model that is not finite."""
         run = self.kind.recorded(self, result)._replace(client_names=self.components.data.client_names)
         caution_model(run)
@@ -124,7 +124,7 @@ class WithServer(NamedTuple):
         del e, row
         return scores
 
-    def run(self, e: Experiment, **options: Any) -> EngineResult:
+    def run(self, e: Experiment, **options: object) -> EngineResult:
         """Run in waves, or with ``run_reference``."""
         each = e.settings.per_client
         if e.settings.engine == "waves":
@@ -158,7 +158,7 @@ class WithServer(NamedTuple):
         """As a stack of ``engine.stack``."""
         return _stack
 
-    def num_bytes(self, e: Experiment, rows: int, **options: Any) -> int:
+    def num_bytes(self, e: Experiment, rows: int, **options: object) -> int:
         """Slots, rows, tables, states, and four models to train with."""
         model = tree.num_bytes(e.params)
         schedule, data = e.schedule, e.components.data
@@ -170,7 +170,7 @@ class WithServer(NamedTuple):
         return model * (slots + 2 * rows + 4) + 2 * rows * tree.num_bytes(own) + tables + remembered
 
 
-def _stack(each: Sequence[Experiment], **options: Any) -> Ready:
+def _stack(each: Sequence[Experiment], **options: object) -> Ready:
     s, members = each[0].settings, [_member(e) for e in each]
     layout = layout_of(members, batching=s.batching, **options)
     shape = shape_of(layout)._replace(rows=rows_of([e.components.data for e in each]))

@@ -31,7 +31,7 @@ from fedjax_async.engine.components import row_of
 from fedjax_async.models import MODELS, OF_TEXT, augmented, decoded, from_module, in_dtype, is_module, rematerialised
 from fedjax_async.models.state_dicts import flattened, from_torch, has_torch_names, layer_names
 from fedjax_async.models.weights import READERS, arrays_of, filled, read_arrays
-from fedjax_async.types import FederatedData, Key, Model, Params
+from fedjax_async.types import Array, FederatedData, Key, Model, Params
 
 
 class ReadData(NamedTuple):
@@ -66,7 +66,7 @@ def brings_client_tests(s: Settings) -> bool:
 
 
 @registry.cached_by_name(maxsize=4)
-def _with_fewer_tests(dataset: Chosen, count: int) -> Any:
+def _with_fewer_tests(dataset: Chosen, count: int) -> Dataset:
     """The data set with ``count`` of its test examples, spread evenly over their order."""
     whole = read_data(dataset).data
     allowed = f"left out: {dataset} is already divided among clients"
@@ -133,7 +133,7 @@ def usual_partition(settings: Settings) -> dict[str, Any]:
     return {"partition": "natural", "clients": len(dataset.size)}
 
 
-def check_count(clients: Any, data: FederatedData) -> None:
+def check_count(clients: object, data: FederatedData) -> None:
     """``ValueError`` unless ``clients`` is the number of clients in the data."""
     count = len(data.size)
     check.require(clients == count, "clients", clients, f"left out, or {count}: the data have {count} clients")
@@ -180,7 +180,7 @@ def _check_codes(model: Spec, data: FederatedData) -> None:
             check.require(high < most, f"vocabulary of {model.name}", most, allowed)
 
 
-def _augment(spec: Chosen) -> Any:
+def _augment(spec: Chosen) -> Callable[[Key, Array], Array]:
     """The augmentation that a spec names, or the object that the setting holds."""
     given = own.thing_of("augment", spec)
     return augmentation(str(spec)) if given is None else own.lasting(given)
@@ -216,7 +216,13 @@ def _model(spec: Chosen, shape: tuple[int, ...], num_classes: int | None) -> Mod
 
 
 @lru_cache(maxsize=64)
-def _ready(model: Model, decode: Any, compute: str, remat: bool, augment: Any) -> Model:
+def _ready(
+    model: Model,
+    decode: Callable[[Array], Array],
+    compute: str,
+    remat: bool,
+    augment: Callable[[Key, Array], Array] | None,
+) -> Model:
     """The model on raw rows, with arithmetic in ``compute``; it trains on augmented rows if there is an ``augment``."""
     ready = decoded(model if compute == "float32" else in_dtype(model, jnp.dtype(compute)), decode)
     ready = rematerialised(ready) if remat else ready

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from fedjax_async.engine.components import Components, Server, bound
 from fedjax_async.local.dp_sgd import DPSGDOptions
 from fedjax_async.server import ATTACKS, PRIVACY, Attack, Privacy, attacked, attackers, differentially_private
 from fedjax_async.server.privacy import PARTS_FOR, combined
-from fedjax_async.types import FederatedData, Number, Path, Schedule, ServerAlgorithm
+from fedjax_async.types import FederatedData, Number, Path, Schedule, ServerAlgorithm, Structure
 
 ATTACK_RNG = 2  # with the seed, seeds the generator that draws the attackers
 
@@ -85,7 +85,7 @@ def _rows(data: FederatedData, chosen: np.ndarray) -> np.ndarray:
 
 
 def protecting(
-    server: Spec | ServerAlgorithm, s: Settings, upload: Any, stays: Callable[[Path], bool] | None
+    server: Spec | ServerAlgorithm, s: Settings, upload: object, stays: Callable[[Path], bool] | None
 ) -> Spec | ServerAlgorithm:
     """The rule with clipped, noised and forged uploads, as privacy and attack ask for it.
 
@@ -115,16 +115,20 @@ def _protected(
     return private(server, stays=stays)
 
 
-def _private(server: ServerAlgorithm, *, stays: Callable[[Path], bool] | None, **numbers: Any) -> ServerAlgorithm:
+def _private(server: ServerAlgorithm, *, stays: Callable[[Path], bool] | None, **numbers: Number) -> ServerAlgorithm:
     return differentially_private(server, stays=stays, **numbers)
 
 
-def _numbers(**numbers: Any) -> dict[str, Any]:
+def _numbers(**numbers: Number) -> dict[str, Number]:
     return numbers
 
 
 def _attacked(
-    server: ServerAlgorithm, attack: Callable[[], Attack], limited: Mapping[str, Any], *, like: tuple[Any, Any]
+    server: ServerAlgorithm,
+    attack: Callable[[], Attack],
+    limited: Mapping[str, Number],
+    *,
+    like: tuple[Structure, tree.Kinds],
 ) -> ServerAlgorithm:
     return attacked(server, attack(), tree.thawed(like), limited.get("norm_limit"))
 
@@ -168,7 +172,7 @@ def multipliers(noise: Number, quantile: Number | None, count_noise: Number | No
 # --- what depends on the schedule -------------------------------------------------------------------
 
 
-def with_noise(s: Settings, components: Components, schedule: Schedule, probes: Any) -> Components:
+def with_noise(s: Settings, components: Components, schedule: Schedule, probes: Collection[str] | None) -> Components:
     """The components with the noise for this schedule; ``ValueError`` for a run that secure aggregation excludes."""
     fewest = uploads_of_a_sum(components.rule, components.hyper, schedule)
     components = components._replace(hyper={**components.hyper, **noise_numbers(s, fewest)})
@@ -189,7 +193,9 @@ def uploads_of_steps(schedule: Schedule) -> np.ndarray:
     return np.bincount(sound, minlength=len(schedule.closes) + 1)[schedule.step[schedule.closes]]
 
 
-def check_secure(s: Settings, server: Server, hyper: Mapping[str, float], schedule: Schedule, probes: Any) -> None:
+def check_secure(
+    s: Settings, server: Server, hyper: Mapping[str, float], schedule: Schedule, probes: Collection[str] | None
+) -> None:
     """``ValueError`` for secure aggregation in a run that needs single uploads, or has steps of too few uploads."""
     asked = privacy_of(s.privacy)
     if asked.least is None:

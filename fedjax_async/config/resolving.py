@@ -51,7 +51,7 @@ def without_server(settings: Settings) -> bool:
     return not usual_of(settings.method).has_server
 
 
-def with_objects(settings: Settings, *, data: Any = None, **objects: Any) -> Settings:
+def with_objects(settings: Settings, *, data: object = None, **objects: Any) -> Settings:
     """Replace the names of settings by the objects that are given; ``data`` becomes the setting ``dataset``.
 
     Raises ``ValueError`` unless ``data`` is ``FederatedData``.
@@ -95,7 +95,7 @@ def settings_from(settings: Settings | None, changes: Mapping[str, Any]) -> Sett
 KNOWN = [*Settings.__dataclass_fields__, "data"]  # the keywords of a run that are settings
 
 
-def _refuse_setting(name: str, value: Any, method: Any, given: Mapping[str, Any]) -> None:
+def _refuse_setting(name: str, value: object, method: object, given: Mapping[str, object]) -> None:
     """``ValueError`` for a name that is no setting; for an option of the method it says how to write the option.
 
     So it does for an option of another of the ``given`` settings, such as ``compress="topk", ratio=0.1``.

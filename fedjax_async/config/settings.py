@@ -40,7 +40,7 @@ class Settings(
     Raises: ``ValueError`` for values out of range, settings that exclude each other, and a run without an end.
     """
 
-    def __new__(cls, *values: Any, **given: Any) -> Settings:
+    def __new__(cls, *values: object, **given: object) -> Settings:
         """Refuse an unknown name with the nearest ones; ``__init__`` would only say that it is unexpected."""
         for name in given:
             if name not in cls.__dataclass_fields__:
@@ -80,7 +80,7 @@ class Settings(
             object.__setattr__(self, name, None if value is None else float(value))
 
 
-def _held(field: dataclasses.Field[Any], value: Any) -> Any:
+def _held(field: dataclasses.Field[Any], value: object) -> Any:
     """What a setting holds of a value that was given; ``ValueError`` for one of another type."""
     takes_text = str(field.type).startswith("str")
     if isinstance(value, (str, os.PathLike)) or not takes_text:  # not an object
@@ -152,7 +152,7 @@ def require_named(settings: Settings) -> None:
     own.require_names(fields_of(settings), "a folder of results")
 
 
-def from_dict(content: Mapping[str, Any], objects: Mapping[str, Any] | None = None) -> Settings:
+def from_dict(content: Mapping[str, Any], objects: Mapping[str, object] | None = None) -> Settings:
     """The settings that :func:`as_dict` wrote; ``objects``: own parts by setting, to replace their names.
 
     Defaults of methods are those of the version that wrote them. Settings that no longer exist are left out, with a

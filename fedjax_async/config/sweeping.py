@@ -89,7 +89,7 @@ def plan_groups(
     *,
     memory_limit: int | None = None,
     lanes: int | None = None,
-    probes: Mapping[str, Any] | None = None,
+    probes: Mapping[str, object] | None = None,
     planning: Callable[[int], Callable[[float], None]] | None = None,
 ) -> list[SweepGroup]:
     """Sort runs into groups that share one compilation, and each group into stacks that fit the memory.
@@ -185,7 +185,7 @@ def execute_group(
     progress: Progress | None = None,
     folder: Path | None = None,
     often: bool = False,
-    probes: Mapping[str, Any] | None = None,
+    probes: Mapping[str, object] | None = None,
     watch: Callable[[int, Experiment], Watch] | None = None,
 ) -> None:
     """Run the members of a group, stack by stack, ``group.lanes`` stacks at a time.

@@ -27,7 +27,7 @@ Callback = Callable[[Evaluation], Stop | None]
 _one_at_a_time = threading.RLock()  # stacks run in threads of their own; a callback is never called twice at a time
 
 
-def name_of(callback: Any) -> str:
+def name_of(callback: object) -> str:
     """The name of a callback in messages."""
     return str(getattr(callback, "__qualname__", type(callback).__qualname__))
 
@@ -59,23 +59,23 @@ class Judge:
         self.labelled = bool(np.issubdtype(np.asarray(data.test_y).dtype, np.integer))
         self._metric = "accuracy" if self.labelled else "loss"
 
-    def column(self, scores: Mapping[str, Any]) -> str:
+    def column(self, scores: Mapping[str, object]) -> str:
         """The column that is compared."""
         held_out = f"validation_{self._metric}"
         return held_out if held_out in scores else self._metric
 
-    def name(self, scores: Mapping[str, Any]) -> str:
+    def name(self, scores: Mapping[str, object]) -> str:
         """The compared score in words: ``test accuracy``."""
         part = "validation" if self.column(scores).startswith("validation_") else "test"
         return f"{part} {self._metric}"
 
-    def is_better(self, value: Any, than: Any) -> bool:
+    def is_better(self, value: float | np.ndarray, than: float | np.ndarray | None) -> bool:
         """Whether a value is better than another; NaN never is, and any number is better than None."""
         if math.isnan(value):
             return False
         return than is None or bool(value > than if self.labelled else value < than)
 
-    def reaches(self, value: Any, target: float) -> bool:
+    def reaches(self, value: float | np.ndarray, target: float) -> bool:
         """Whether a value is the target or better."""
         return bool(value >= target if self.labelled else value <= target)
 
@@ -88,7 +88,7 @@ class _Improvement:
         self.best: Any = None
         self.since = 0
 
-    def __call__(self, value: Any) -> bool:
+    def __call__(self, value: float | np.ndarray) -> bool:
         better = self._judge.is_better(value, self.best)
         self.best, self.since = (value, 0) if better else (self.best, self.since + 1)
         return better
