@@ -20,8 +20,10 @@ from fedjax_async.base.factories import TRACED
 
 if TYPE_CHECKING:
     from jax import Array
+    from jax.tree_util import PyTreeDef as Structure  # of a pytree
 else:
     Array = Any
+    Structure = Any
 
 Tree = TypeVar("Tree")  # a pytree of any structure, where a function keeps it
 Params = Any  # a pytree of arrays with D scalars in total
@@ -32,7 +34,6 @@ Stays = Callable[[Path], bool]  # whether a leaf of the params stays with its no
 AnyArray = np.ndarray | Array  # an array on the host, on the device or traced
 Number = float | AnyArray  # a number, or an array of numbers
 Whole = int | np.integer | AnyArray  # a whole number, or an array of them
-Structure = Any  # of a pytree: JAX's PyTreeDef
 Traced = Annotated[Number, TRACED]  # annotates a number that sweeps may vary in one compiled program: float or tracer
 _NO_JOBS = np.zeros(0)
 
@@ -168,7 +169,7 @@ class Message(NamedTuple):
     params: Params
     extra: State = ()  # any pytree: control variates, moments ...
     version: Whole = 0  # int32[], server steps closed when it was sent; the engine fills it in
-    local_steps: Any = ()  # int32[], K of the job that it starts, for ``begin`` and ``step``; never sent
+    local_steps: Whole | tuple[()] = ()  # int32[], K of the job that it starts, for ``begin`` and ``step``; never sent
 
 
 class Arrival(NamedTuple):
@@ -192,7 +193,7 @@ class Arrival(NamedTuple):
     local_steps: Whole = 1  # int32[], K of its job
     extra: State = ()  # the extra of the message from which the client started
     key: Key = ()  # the random key of this arrival, for noise that the server adds; the engine fills it in
-    malicious: Any = ()  # bool[], whether its client attacks; filled in too, for ``server.attacked`` only
+    malicious: AnyArray | np.bool_ | tuple[()] = ()  # bool[], whether its client attacks; for ``server.attacked`` only
 
 
 class Info(NamedTuple):
@@ -249,7 +250,7 @@ class ClientAlgorithm(NamedTuple):
     init: Callable[[Params], State]
     begin: Callable[[Key, Message, State, ClientData], State]
     step: Callable[[State, Array, Message, ClientData], State]
-    finish: Callable[[State, Message, State], tuple[Any, State]]
+    finish: Callable[[State, Message, State], tuple[State, State]]
     info: Callable[[State], dict[str, Array]] | None = None
     unsent: Callable[[State, State], State] | None = None
     own: Callable[[Message, State], Params] | None = None
@@ -283,13 +284,13 @@ class PeerAlgorithm(NamedTuple):
 
     init: Callable[[Params], State]
     open: Callable[[State], State]
-    add: Callable[[State, State, Any, Array], State]
+    add: Callable[[State, State, State, Array], State]
     wake: Callable[[State, State, Event], State]
     start: Callable[[State], Message]
-    push: Callable[[State, Any, Event], tuple[State, Any, Mapping[str, Array]]]
+    push: Callable[[State, State, Event], tuple[State, State, Mapping[str, Array]]]
     params: Callable[[State], Params]
     fragments: int = 1  # F
-    wire: Callable[[Any], int] | None = None
+    wire: Callable[[State], int] | None = None
     early: bool = False  # whether messages hold nothing of the event's training, so that they may leave before it
     cumulative: bool = False  # whether receivers add up what a node sends: each message must reach them exactly once
     debiased: bool = False  # whether steps are divided by the node's push-sum mass

@@ -91,7 +91,7 @@ def _of_code(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _of_files(described: Mapping[str, object]) -> dict[str, Any]:
+def _of_files(described: Mapping[str, object]) -> dict[str, dict[str, Any]]:
     """Field -> spec and digests of its files; without entries of another form, as in a damaged file."""
     files = described.get(FILES)
     return {field: one for field, one in files.items() if _fits(one)} if isinstance(files, Mapping) else {}
