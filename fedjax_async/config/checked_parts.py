@@ -7,7 +7,7 @@ what it returned and what it must return (``types.py``).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import cast
 
 import jax
 import numpy as np
@@ -126,7 +126,7 @@ def checked_rule(rule: ServerAlgorithm, params: Params, note: str = "") -> Serve
         return found
 
     def close(state: State, memory: State) -> tuple[State, State]:
-        part, kind, function = "method.close", "(state, memory)", cast(Callable[..., Any], rule.close)
+        part, kind, function = "method.close", "(state, memory)", cast(Callable[..., object], rule.close)
         found = pair(part, returned(part, f"close(state, memory) -> {kind}", function, state, memory), kind)
         alike(f"{part}'s state", found[0], state, "state")
         alike(f"{part}'s memory", found[1], memory, "memory")

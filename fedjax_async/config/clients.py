@@ -67,7 +67,7 @@ def client_of(model: Model, s: Settings, batch_size: int, chosen: Method) -> Cli
     return training_of(model, s, batch_size, used)
 
 
-def client_factory(s: Settings, usual: Method) -> Callable[..., Any] | None:
+def client_factory(s: Settings, usual: Method) -> Callable[..., ClientAlgorithm] | None:
     """The factory of local training: the settings' or the method's. ``None`` if the client is an algorithm."""
     given = own.thing_of("client", s.client)
     if given is not None:

@@ -15,7 +15,7 @@ from fedjax_async.config.experiment import prepare
 from fedjax_async.config.methods import usual_of
 from fedjax_async.config.resolving import with_objects, without_server
 from fedjax_async.config.settings import Settings, given_in
-from fedjax_async.engine.trajectory import EXAMPLE_WEIGHT, PerClient, PerExample, PerStaleness, make_trajectory
+from fedjax_async.engine.trajectory import EXAMPLE_WEIGHT, PerClient, PerExample, PerStaleness, Varying, make_trajectory
 from fedjax_async.types import Array, Params, Schedule
 
 __all__ = ["PerClient", "PerExample", "PerStaleness", "Trajectory", "trajectory"]
@@ -24,7 +24,7 @@ __all__ = ["PerClient", "PerExample", "PerStaleness", "Trajectory", "trajectory"
 class Trajectory(NamedTuple):
     """A run as a function of its numbers, and the numbers with which ``simulate`` runs it."""
 
-    function: Callable[[Any, Params], dict[str, Array]]  # f(hyper, params) -> scores
+    function: Callable[[Varying, Params], dict[str, Array]]  # f(hyper, params) -> scores
     hyper: dict[str, Array]  # by name: "lr", "proximal", "server.mixing", "optimizer.momentum", ...; float[]
     params: Params  # the initial parameters
     times: np.ndarray  # float64[V], virtual seconds of the evaluations
@@ -88,7 +88,7 @@ def trajectory(settings: Settings, *, segment: int | None = None, **objects: obj
     hyper = {name: jnp.asarray(value, jnp.result_type(float)) for name, value in components.hyper.items()}
     counts: dict[type, int] = {PerClient: len(components.data.size), PerExample: len(components.data.y)}
 
-    def checking(given: Mapping[str, Any], params: Params) -> Columns:
+    def checking(given: Varying, params: Params) -> Columns:
         missing = [name for name in hyper if name not in given]
         check.require(not missing, "hyper", list(given), f"all numbers of the run, also {', '.join(missing)}")
         return Columns(function({name: _entry(name, value, hyper, counts) for name, value in given.items()}, params))

@@ -14,7 +14,7 @@ from fedjax_async.base import check
 MOMENTS = "a text of virtual seconds >= 0 joined by commas, such as '100,500'"
 
 
-Requirement = Callable[[str, Any], Any]  # f(field, value) raises ValueError for a value that is not allowed
+Requirement = Callable[[str, Any], object]  # f(field, value) raises ValueError for a value that is not allowed
 
 
 def setting(

@@ -29,11 +29,11 @@ class GridPoint(NamedTuple):
     """One run of a sweep."""
 
     name: str  # its folder: "mixing=0.4,exponent=0.5,seed=1"
-    values: dict[str, Any]  # what the sweep sets, by path: {"method.mixing": 0.4, ..., "seed": 1}
+    values: dict[str, object]  # what the sweep sets, by path: {"method.mixing": 0.4, ..., "seed": 1}
     settings: Settings
     labelled: tuple[str, ...] = ()  # the paths with a label as their value; the settings have what it stands for
 
-    def shown(self, paths: Iterable[str]) -> dict[str, Any]:
+    def shown(self, paths: Iterable[str]) -> dict[str, object]:
         """The value of each path as tables show it: a label, or as ``paths.values_of`` says.
 
         An option of an object is the swept value if a file names the object, because then its options are not known.
@@ -105,7 +105,7 @@ def swept(points: Iterable[GridPoint]) -> list[str]:
 
 def with_changes(
     base: Settings | Mapping[str, object] | None, changes: Mapping[str, object]
-) -> Settings | Mapping[str, Any]:
+) -> Settings | Mapping[str, object]:
     """The settings that all runs of a sweep share, changed by keywords; a ``base`` in a form of its own is kept."""
     if not changes or not isinstance(base, (Settings, Mapping, type(None))):
         return {} if base is None else base

@@ -50,7 +50,7 @@ def with_files(settings: Settings, *, only: Collection[str] | None = None) -> Se
     return dataclasses.replace(settings, **found) if found else settings
 
 
-def _one(field: str, spec: FileSpec) -> dict[str, Any]:
+def _one(field: str, spec: FileSpec) -> dict[str, object]:
     return {field: str(spec), identity.FILES: inputs.described({field: spec})}
 
 

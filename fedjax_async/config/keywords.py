@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fedjax_async.config.of_data import DataKeywords
 from fedjax_async.config.of_evaluation import EvaluationKeywords
@@ -18,7 +18,7 @@ from fedjax_async.config.of_training import TrainingKeywords
 from fedjax_async.config.settings import DEFAULTS
 from fedjax_async.types import FederatedData
 
-Called = TypeVar("Called", bound=Callable[..., Any])
+Called = TypeVar("Called", bound=Callable[..., object])
 
 
 class OfAnyRun(MethodKeywords, DataKeywords, TrainingKeywords, EvaluationKeywords, ExecutionKeywords, total=False):

@@ -47,7 +47,7 @@ def _is_part(thing: object) -> bool:
     return _is_function(thing) and not _is_factory(thing)
 
 
-_FITS: dict[str, Callable[[Any], bool]] = {
+_FITS: dict[str, Callable[[object], bool]] = {
     "method": lambda thing: isinstance(thing, Method),
     "topology": lambda thing: isinstance(thing, Topology) or is_graphs(thing) or _is_part(thing),
     "dataset": lambda thing: isinstance(thing, (Dataset, Federation, FederatedData)),

@@ -68,7 +68,7 @@ def _is_rule(rule: object) -> bool:
     return callable(factory) and tuple(positional(factory)) in ((), NODES[:1], NODES)
 
 
-_CLOCKS: tuple[tuple[str, Mapping[str, Any], str], ...] = (
+_CLOCKS: tuple[tuple[str, Mapping[str, Callable[..., object]], str], ...] = (
     ("timing", TIMINGS, "clock.TIMINGS"),
     ("exchange", EXCHANGES, "peers.EXCHANGES"),
     ("topology", TOPOLOGIES, "peers.TOPOLOGIES"),

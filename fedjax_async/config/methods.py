@@ -25,7 +25,7 @@ from fedjax_async.server import PARTS, Part, with_parts
 from fedjax_async.types import ClientAlgorithm, PeerAlgorithm, ServerAlgorithm
 
 
-def method_options(name: str) -> dict[str, Any]:
+def method_options(name: str) -> dict[str, object]:
     """Option -> default of a method: options of its rule (or nodes) and of its local training, and ``proximal``.
 
     Raises ``ValueError`` for an unknown method.

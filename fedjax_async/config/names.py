@@ -6,7 +6,8 @@ then a timing or, without a server, an exchange of its own after ``@``: ``fedbuf
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from fedjax_async.base import grammar, registry
 from fedjax_async.base.grammar import Name
@@ -30,7 +31,7 @@ class Names(NamedTuple):
         return self.joint.join(map(str, self.parts)) + ("" if self.clock is None else f"@{self.clock}")
 
 
-def known_parts() -> dict[str, Any]:
+def known_parts() -> dict[str, Callable[..., object]]:
     """The server parts by name, those of plugins too."""
     from fedjax_async.server.parts import PARTS  # noqa: PLC0415 (needs JAX)
 

@@ -26,7 +26,7 @@ from fedjax_async.config.objects import shown
 from fedjax_async.config.registries import REGISTRIES, filled
 from fedjax_async.types import ServerAlgorithm
 
-AnyFactory = TypeVar("AnyFactory", bound=Callable[..., Any])
+AnyFactory = TypeVar("AnyFactory", bound=Callable[..., object])
 
 ENTRY_POINTS = "fedjax_async.plugins"  # the group of entry points in installed packages
 # Files and modules that were loaded, for processes that continue a run or a sweep -> the file's digest at that moment.
@@ -106,7 +106,7 @@ def _check_preset(preset: Mapping[str, Any]) -> None:
     check_factory("preset.client", factory_of(given.client), client_options(given.client))
 
 
-def _of_nodes(stays: object) -> Any:
+def _of_nodes(stays: object) -> object:
     """A factory of nodes, to check what is given beside one."""
     return stays
 

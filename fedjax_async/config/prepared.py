@@ -32,7 +32,7 @@ from fedjax_async.engine.run import Ready, run_member, run_stack
 from fedjax_async.engine.stack import Member
 from fedjax_async.engine.stacking import layout_of, make_member, make_stack, shape_of
 from fedjax_async.engine.tables import rows_of
-from fedjax_async.types import FederatedData, Key, Params, Run, Schedule
+from fedjax_async.types import FederatedData, Key, Params, Probe, Run, Schedule
 
 
 class Evaluations(NamedTuple):
@@ -53,13 +53,13 @@ class Kind(Protocol):
     def columns(self, e: Experiment, row: int, scores: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The scores of evaluation ``row`` as the columns of the results."""
 
-    def run(self, e: Experiment, **options: object) -> Any:
+    def run(self, e: Experiment, **options: Any) -> EngineResult:
         """Run on the engine that the settings name; ``options``: those of the engine. Returns its result."""
 
-    def recorded(self, e: Experiment, result: Any) -> Run:
+    def recorded(self, e: Experiment, result: EngineResult) -> Run:
         """The tables of the run from what the engine returned."""
 
-    def shared(self, e: Experiment) -> tuple[Any, ...]:
+    def shared(self, e: Experiment) -> tuple[object, ...]:
         """What two runs must have in common to share programs, besides what ``sweeping`` compares for all runs."""
 
     @property
@@ -86,12 +86,12 @@ class Experiment(NamedTuple):
     key: Key
     points: EvaluationPoints  # position: arrivals by then; without a server, events that have ended by then
     norm_limit: float = math.inf
-    probes: Mapping[str, Any] = NO_PROBES
+    probes: Mapping[str, Probe] = NO_PROBES
     measures: Measures = NOTHING
     traffic: Any = None  # Traffic; None without a server
 
     @property
-    def described(self) -> dict[str, Any]:
+    def described(self) -> dict[str, object]:
         """The settings as results keep them, with names in place of objects."""
         return as_dict(self.named)
 
@@ -105,7 +105,7 @@ class Experiment(NamedTuple):
         """The number of arrivals of the run; without a server, of compute events."""
         return len(self.schedule.job if self.has_server else self.schedule.client)
 
-    def recorded(self, result: object) -> Run:
+    def recorded(self, result: EngineResult) -> Run:
         """The tables of the run from what the engine returned; warns of a model that is not finite."""
         run = self.kind.recorded(self, result)._replace(client_names=self.components.data.client_names)
         caution_model(run)
@@ -148,7 +148,7 @@ class WithServer(NamedTuple):
             caution_sums(run, least)
         return with_early_end(run, ended_early(e.settings, described, e.schedule, whole=whole))
 
-    def shared(self, e: Experiment) -> tuple[Any, ...]:
+    def shared(self, e: Experiment) -> tuple[object, ...]:
         """Server rule, data, whether every arrival closes a step, and what is measured."""
         data = shared_data(e.components.data)
         return e.components.rule, data, bool(np.all(e.schedule.closes)), e.measures.shared()
@@ -182,7 +182,7 @@ def _member(e: Experiment) -> Member:
     return make_member(e.components, e.schedule, e.params, e.key, e.points, e.norm_limit, e.probes, e.measures)
 
 
-def shared_data(d: FederatedData) -> tuple[Any, ...]:
+def shared_data(d: FederatedData) -> tuple[object, ...]:
     """What the data of two runs must have in common for the runs to share programs: the examples, and sizes."""
     held_back = d.validation_size is not None and bool(np.any(d.validation_size))
     return id(d.x), id(d.y), len(d.order), len(d.size), d.test_x.shape, d.test_y.dtype, held_back

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedjax_async.base.method import Method
@@ -16,6 +16,7 @@ from fedjax_async.peers import EXCHANGES, TOPOLOGIES
 from fedjax_async.peers import METHODS as NODES
 from fedjax_async.server import ATTACKS, PARTS, PRIVACY
 from fedjax_async.server import METHODS as SERVERS
+from fedjax_async.types import ClientAlgorithm
 
 # the state of a node's optimiser stays with the node: it trains on, whatever it mixes in
 _AT_NODES = functools.partial(local_training, keep_optimizer=True)
@@ -30,7 +31,7 @@ def filled(given: Method) -> Method:
 
 
 METHODS: dict[str, Method] = {name: filled(each) for name, each in (SERVERS | NODES).items()}
-CLIENTS: dict[str, Any] = {}  # the package has none by name: a method brings its own
+CLIENTS: dict[str, Callable[..., ClientAlgorithm]] = {}  # the package has none by name: a method brings its own
 REGISTRIES: dict[str, Mapping[str, Any]] = {
     "method": METHODS,
     "part": PARTS,

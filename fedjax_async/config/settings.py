@@ -80,7 +80,7 @@ class Settings(
             object.__setattr__(self, name, None if value is None else float(value))
 
 
-def _held(field: dataclasses.Field[Any], value: object) -> Any:
+def _held(field: dataclasses.Field[object], value: object) -> object:
     """What a setting holds of a value that was given; ``ValueError`` for one of another type."""
     takes_text = str(field.type).startswith("str")
     if isinstance(value, (str, os.PathLike)) or not takes_text:  # not an object
@@ -116,7 +116,7 @@ def given_in(settings: Settings) -> dict[str, Any]:
     return {name: value for name, value in fields_of(settings).items() if value != DEFAULTS[name]}
 
 
-def as_dict(settings: Settings) -> dict[str, Any]:
+def as_dict(settings: Settings) -> dict[str, object]:
     """The settings as a JSON-ready dict: objects by their names.
 
     ``own`` has the fingerprints of own parts and, in a prepared run, ``files`` the digests of input files

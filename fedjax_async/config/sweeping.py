@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -67,7 +67,7 @@ class SweepGroup(NamedTuple):
         return self._replace(members=tuple(left), stacks=stacks, sizes=tuple(left.values()), done=done)
 
 
-def _shared(e: Experiment) -> tuple[Any, ...]:
+def _shared(e: Experiment) -> tuple[object, ...]:
     """What two runs must have in common to share programs."""
     p, s = e.components, e.settings
     shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(e.params))
@@ -107,7 +107,7 @@ def plan_groups(
     experiments = [
         prepare(s, probes=probes, planning=None if planning is None else planning(i)) for i, s in enumerate(settings)
     ]
-    found: dict[Any, list[int]] = {}
+    found: dict[object, list[int]] = {}
     for i, experiment in enumerate(experiments):
         apart = (i,) if experiment.settings.engine == "reference" else ()
         found.setdefault((*_shared(experiment), *apart), []).append(i)
