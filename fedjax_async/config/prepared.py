@@ -80,7 +80,7 @@ class Experiment(NamedTuple):
     settings: Settings
     named: Settings  # those that results keep: of a run of a sweep, its own
     kind: Kind
-    components: Any  # Components; without a server Components
+    components: Components
     schedule: Any  # Schedule; without a server PeerSchedule
     params: Params
     key: Key
