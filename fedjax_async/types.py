@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from jax import Array
     from jax.tree_util import PyTreeDef as Structure  # of a pytree
 else:
-    Array = Any
-    Structure = Any
+    Array = Structure = Any
 
 Tree = TypeVar("Tree")  # a pytree of any structure, where a function keeps it
 Params = Any  # a pytree of arrays with D scalars in total
