@@ -168,7 +168,7 @@ class Message(NamedTuple):
     params: Params
     extra: State = ()  # any pytree: control variates, moments ...
     version: Whole = 0  # int32[], server steps closed when it was sent; the engine fills it in
-    local_steps: Whole | tuple[()] = ()  # int32[], K of the job that it starts, for ``begin`` and ``step``; never sent
+    local_steps: Any = ()  # int32[], K of the job that it starts, for ``begin`` and ``step``; never sent
 
 
 class Arrival(NamedTuple):
