@@ -102,9 +102,9 @@ def test_the_directions_have_no_cycle():
 
 
 # what plans nodes, in ``peers``
-PLANNING = ("ergodicity", "exchange_parts", "exchanges", "inboxes", "kept_mean", "planning", "pushes", "receivers",
-            "schedule", "segments", "statistics", "swift", "synchronous", "timelines", "topologies", "trace",
-            "waves")  # fmt: skip
+PLANNING = ("checking", "ergodicity", "exchange_parts", "exchanges", "inboxes", "kept_mean", "planning", "pushes",
+            "receivers", "schedule", "segments", "statistics", "swift", "synchronous", "timelines", "topologies",
+            "trace", "waves")  # fmt: skip
 
 
 def test_the_clock_knows_no_jax():

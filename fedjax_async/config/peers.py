@@ -47,11 +47,14 @@ from fedjax_async.engine.run import Ready, run_stack
 from fedjax_async.engine.tables import rows_of
 from fedjax_async.local import local_steps
 from fedjax_async.peers import Delivery, Exchange, PeerSchedule, plan_peers, topologies
+from fedjax_async.peers.checking import check_peer_schedule
 from fedjax_async.peers.synchronous import Overlapping
 from fedjax_async.peers.triggering import WITHHELD
 from fedjax_async.types import FederatedData, Model, Params, Run
 
 PEER_ENGINES: dict[str, Callable[..., EngineResult]] = {"waves": run_peer_waves, "reference": run_peer_reference}
+# Settings that shape a plan; the first ones most of all.
+_PLANS = ("exchange", "method", "topology", "network", "availability", "faults", "delay")
 
 
 class WithoutServer(NamedTuple):
@@ -219,6 +222,7 @@ def planned_peers(
             raise ValueError(f"{field} = {as_dict(s)[field]!r}: must be {allowed}") from None
         allowed = f"at least {rounded_up(first)}, when the first node has trained"
         raise ValueError(f"time = {s.time}: must be {allowed}") from None
+    _check_plan(s, schedule)
     if run.withholds:
         _require_kept(s, schedule)
     spent = len(schedule.client) == s.updates
@@ -233,6 +237,16 @@ def planned_peers(
     if node.debiased:
         caution_masses(str(s.method), schedule, node.early)
     return schedule, peer_points(schedule, every, None if spent else s.time)
+
+
+def _check_plan(s: Settings, schedule: PeerSchedule) -> None:
+    """``ValueError`` for a plan with contradictions, if a part of the user's own has made it."""
+    parts = [field for field in _PLANS if own.is_own(s, field)]
+    if parts:
+        try:
+            check_peer_schedule(schedule)
+        except ValueError as error:
+            raise ValueError(f"{parts[0]}: must lead to a plan without contradictions: {error}") from None
 
 
 def _require_one_graph(s: Settings, nodes: int) -> None:

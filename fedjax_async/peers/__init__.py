@@ -6,7 +6,7 @@ Order of reading:
    ``exchanges.py`` (registry ``EXCHANGES``) and its parts ``swift.py``, ``kept_mean.py``, ``synchronous.py``,
    ``timelines.py``, ``receivers.py``, ``pushes.py``, ``inboxes.py``, ``exchange_parts.py`` (masses) and
    ``segments.py``; ``schedule.py``: the plan; ``waves.py``: its batches; ``statistics.py`` and ``ergodicity.py``
-   describe it, ``trace.py`` writes and reads it.
+   describe it, ``checking.py`` finds contradictions in it, ``trace.py`` writes and reads it.
 2. What: an algorithm is a ``PeerAlgorithm`` (``types.py``), written for one node; ``engine`` executes the plan with it.
    ``full_mixing.py`` is the plain mixing that Async-DFedAvg, SWIFT, D-PSGD and training alone share, and SGP;
    ``triggering.py`` withholds messages that would say little; ``divshare_fragments.py`` and ``divshare_tensors.py`` cut

@@ -97,6 +97,7 @@ def plan_peers(
     )
     policy = registry.spec("exchange", EXCHANGES, exchange).make() if isinstance(exchange, str) else exchange
     schedule = policy(setup)
+    check.kind("exchange", schedule, PeerSchedule, "an exchange, exchange(setup) -> peers.PeerSchedule")
     if not len(schedule.client):
         raise NothingArrives(f"{budget_text(until)}: no compute event ends in time")
     return schedule
