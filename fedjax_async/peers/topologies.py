@@ -328,14 +328,49 @@ def bind(topology: GivenTopology, num_clients: int, seed: int) -> Topology:
     Raises ``ValueError`` for anything else, and for a graph with other nodes. Warns (``base.notices.NotConnected``) if
     the graphs of a file, of your own model or of networkx are not strongly connected, all together.
     """
-    own = callable(topology)
+    own = callable(topology) or isinstance(topology, Topology)
     if isinstance(topology, str):
-        topology = registry.spec("topology", TOPOLOGIES, topology).make()
+        spec = registry.spec("topology", TOPOLOGIES, topology)
+        topology, own = spec.make(), spec.name in registry.ADDED.get("topology", {})
     if callable(topology):
         topology = topology(num_clients, seed)
         check.kind("topology", topology, Topology, "a model that returns peers.Topology")
-        topology = warned_of(topology) if own else topology
     found = of_graphs(topology)
     if found.num_clients != num_clients:
         raise ValueError(f"topology: the graph must have the nodes 0..{num_clients - 1}, and has {found.num_clients}")
-    return found
+    return warned_of(_checked(found)) if own else found
+
+
+def _checked(topology: Topology) -> Topology:
+    """A topology of the user's own, whose graphs keep the contract of ``Graph``; ``ValueError`` otherwise."""
+    nodes, drawn = topology.num_clients, topology.drawn
+    check.whole("topology.random", topology.random, low=0, high=nodes - 1)
+    for number, graph in enumerate(topology.graphs):
+        _check_graph(f"topology.graphs[{number}]", graph, nodes)
+    if drawn is None:
+        return topology
+
+    def checked(turn: int) -> Graph:
+        graph = drawn(turn)
+        _check_graph(f"topology.drawn({turn})", graph, nodes)
+        return graph
+
+    return topology._replace(drawn=checked)
+
+
+def _check_graph(field: str, graph: Graph, nodes: int) -> None:
+    check.kind(field, graph, Graph, "a peers.Graph")
+    bounds, receivers = np.asarray(graph.bounds), np.asarray(graph.receivers)
+    rows = bounds.shape == (nodes + 1,) and receivers.ndim == 1 and {bounds.dtype.kind, receivers.dtype.kind} <= {"i"}
+    rows = rows and bounds[0] == 0 and bounds[-1] == len(receivers) and bool((np.diff(bounds) >= 0).all())
+    allowed = f"int64[{nodes + 1}], ascending from 0 to the number of receivers, {receivers.size}"
+    check.require(rows, f"{field}.bounds", f"{bounds.dtype}{list(bounds.shape)}", allowed)
+    senders = np.repeat(np.arange(nodes), np.diff(bounds))
+    sound = (receivers >= 0) & (receivers < nodes) & (receivers != senders)
+    sound &= np.diff(senders * nodes + receivers, prepend=-1) > 0
+    if not sound.all():
+        at = int(np.argmin(sound))
+        allowed = (
+            f"a node from 0 to {nodes - 1} after the one before, for each sender, and not the sender {senders[at]}"
+        )
+        check.require(False, f"{field}.receivers[{at}]", receivers[at].item(), allowed)

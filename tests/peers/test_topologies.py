@@ -6,8 +6,10 @@ import networkx as nx
 import numpy as np
 import pytest
 
+from fedjax_async import register
 from fedjax_async.base.notices import NotConnected
-from fedjax_async.peers import topologies
+from fedjax_async.clock import Until
+from fedjax_async.peers import plan_peers, topologies
 
 # spec, nodes, whether it is undirected, degrees
 SHAPES = [
@@ -103,3 +105,45 @@ def test_graphs_that_do_not_connect_all_nodes_are_used_with_a_warning(tmp_path):
             assert len(topologies.bind(given, nodes, seed=0).graphs) == 1
     back = topologies.bind([directed, nx.DiGraph([(2, 0), (0, 1)])], 3, seed=0)  # connected in turn: no warning
     assert len(back.graphs) == 2
+
+
+def graph_of(bounds, receivers):
+    return topologies.Graph(np.array(bounds), np.array(receivers, np.int32))
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"graphs": (graph_of([0, 2, 3, 4], [0, 1, 2, 0]),)}, r"graphs\[0\].receivers\[0\] = 0: .* not the sender 0"),
+        (
+            {"graphs": (graph_of([0, 1, 2, 3], [1, 7, 0]),)},
+            r"graphs\[0\].receivers\[1\] = 7: must be a node from 0 to 2",
+        ),
+        (
+            {"graphs": (graph_of([0, 2, 3, 4], [1, 1, 2, 0]),)},
+            r"graphs\[0\].receivers\[1\] = 1: .* after the one before",
+        ),
+        ({"graphs": (graph_of([0, 1, 2], [1, 0]),)}, r"graphs\[0\].bounds = 'int64\[3\]': must be int64\[4\]"),
+        ({"drawn": lambda turn: None}, r"drawn\(0\) = None: must be a peers.Graph"),
+        ({"random": 5}, "random = 5: must be a whole number from 0 to 2"),
+    ],
+)
+def test_a_wrong_topology_of_ones_own_is_refused(fields, says):
+    with pytest.raises(ValueError, match=f"^topology.{says}"):
+        plan_peers(
+            "mean",
+            "constant",
+            num_clients=3,
+            local_steps=1,
+            until=Until(updates=6),
+            topology=lambda nodes, seed: topologies.Topology(nodes, **fields),
+        )
+
+
+def test_a_registered_topology_is_checked_and_warned_of_as_an_object_is(nothing_stays_registered):
+    @register("topology", "apart")
+    def apart():
+        return lambda nodes, seed: topologies.Topology(nodes, (graph_of([0, 1, 2, 2], [1, 0]),))
+
+    with pytest.warns(NotConnected, match="form 2 groups"):
+        topologies.bind("apart", 3, 0)
