@@ -300,6 +300,28 @@ def _merge_touching(intervals: list[tuple[float, float, str]]) -> list[float]:
     return changes
 
 
+def checked_availability(found: Availability) -> Availability:
+    """What an availability model returned; ``ValueError`` unless it is one.
+
+    An interval function of the user's own raises ``ValueError`` when it returns something else than an interval.
+    """
+    check.kind("availability", found, Availability, "a model that returns clock.Availability")
+    check.one_of("availability's leaving", found.leaving, LEAVING)
+    interval = found.interval
+    if str(getattr(interval, "__module__", "")).startswith("fedjax_async."):
+        return found
+
+    def checked(client: int, time: float) -> tuple[float, float]:
+        moments = interval(client, time)
+        good = isinstance(moments, tuple) and len(moments) == 2 and moments[1] > time
+        good = good and (moments[0] < moments[1] or moments[0] == moments[1] == math.inf)
+        allowed = "(start, end), start < end, of the interval that contains this time or of the next one, or (inf, inf)"
+        check.require(good, f"availability's interval({client}, {time:.6g})", moments, allowed)
+        return moments
+
+    return found._replace(interval=checked)
+
+
 AVAILABILITY: dict[str, Callable[..., AvailabilityModel]] = {
     "always": always,
     "joins": joins,

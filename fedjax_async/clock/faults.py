@@ -17,7 +17,7 @@ import numpy as np
 
 from fedjax_async.base import check
 from fedjax_async.clock import chance
-from fedjax_async.clock.availability import Availability, alternation
+from fedjax_async.clock.availability import Availability, alternation, checked_availability
 from fedjax_async.clock.chance import exponential
 
 Truths = bool | np.ndarray
@@ -264,7 +264,23 @@ def checked_faults(found: Faults, num_clients: int) -> Faults:
             raise ValueError(f"faults: must be of {contract}; it raised {type(error).__name__}: {line}") from error
         check.kind(f"faults: what {name} returned", drawn, JobFaults, f"JobFaults: {contract}")
         _check_jobs(f"faults: {name}'s JobFaults", drawn, clients.shape)
-    return found
+    absence = None if found.absence is None else checked_availability(found.absence)
+    return found._replace(absence=absence, pace=None if found.pace is None else _checked_pace(found.pace))
+
+
+def _checked_pace(pace: Pace) -> Pace:
+    """A pace that raises ``ValueError`` when it breaks its contract (``Faults``); the package's as it is."""
+    if str(getattr(pace, "__module__", "")).startswith("fedjax_async."):
+        return pace
+
+    def checked(client: int, time: float) -> tuple[float, float]:
+        found = pace(client, time)
+        good = isinstance(found, tuple) and len(found) == 2 and 0 < found[0] < math.inf and found[1] > time
+        allowed = "(share, until), a finite share > 0 and a later time until which it holds"
+        check.require(good, f"faults: pace({client}, {time:.6g})", found, allowed)
+        return found
+
+    return checked
 
 
 def _check_jobs(title: str, drawn: JobFaults, shape: tuple[int, ...]) -> None:

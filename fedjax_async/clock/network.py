@@ -223,6 +223,9 @@ def over(model: NetworkModel | str, delays: Delays, num_clients: int, seed: int)
         bytes_up: np.ndarray | int = 0,
     ) -> np.ndarray:
         training = delays.durations(clients, numbers, local_steps, bytes_down, bytes_up)
-        return training + network.seconds(clients, numbers, bytes_down, bytes_up)
+        messages = network.seconds(clients, numbers, bytes_down, bytes_up)
+        if not bool(np.all((messages >= 0) & np.isfinite(messages))):
+            raise ValueError("network: the seconds of the messages of every job must be a finite number >= 0")
+        return training + messages
 
     return Delays(num_clients, durations)

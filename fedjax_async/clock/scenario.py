@@ -15,7 +15,7 @@ import numpy as np
 from fedjax_async.base import check, registry
 from fedjax_async.base.grammar import joined
 from fedjax_async.clock import faults as fault_models
-from fedjax_async.clock.availability import AVAILABILITY, Availability, AvailabilityModel
+from fedjax_async.clock.availability import AVAILABILITY, Availability, AvailabilityModel, checked_availability
 from fedjax_async.clock.budget import Until
 from fedjax_async.clock.durations import Delays
 from fedjax_async.clock.faults import FAULTS, DrawFaults, FaultModel, Faults, Pace
@@ -131,7 +131,10 @@ def bind(
         fault_models.checked_faults(model(num_clients, seed, part), num_clients)
         for model, part in models_of("faults", FAULTS, faults)
     ]
-    sources = [model(num_clients, seed, part) for model, part in models_of("availability", AVAILABILITY, availability)]
+    sources = [
+        checked_availability(model(num_clients, seed, part))
+        for model, part in models_of("availability", AVAILABILITY, availability)
+    ]
     sources += [source.absence for source in failing if source.absence is not None]
     return Conditions(tuple(sources), tuple(failing), limits)
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_async.base import check
 from fedjax_async.clock import chance
 from fedjax_async.clock.record import order_by_client
 from fedjax_async.peers.receivers import Online, choose_receivers
@@ -112,7 +113,10 @@ def _arrivals(
         return sent
     sender = events.client[event]
     numbers = events.number[event] * fragments + fragment
-    occupied, travelling = network.between(sender, receiver, numbers, setup.message_bytes)
+    times = network.between(sender, receiver, numbers, setup.message_bytes)
+    both = isinstance(times, tuple) and len(times) == 2
+    check.require(both, "network's between", type(times).__name__, "two arrays, (seconds on the link, seconds beyond)")
+    occupied, travelling = times
     for seconds in (occupied, travelling):
         if not (np.shape(seconds) == sent.shape and np.isfinite(seconds).all() and (np.asarray(seconds) >= 0).all()):
             raise ValueError("network: the times of every message must be finite numbers >= 0, one per message")

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_async.clock import AVAILABILITY, Until, plan
+from fedjax_async.clock import AVAILABILITY, Availability, Until, plan
 from fedjax_async.clock.availability import together
 from fedjax_async.clock.scenario import models_of
+from fedjax_async.peers import plan_peers
 
 INF = math.inf
 MODELS = [
@@ -155,3 +156,19 @@ def test_clients_draw_devices_from_a_deck(tmp_path):
     first = [window(i, 0.0)[0] for i in range(10)]
     assert sorted(first[:5]) == sorted(first[5:]) == [0, 1, 2, 3, 4]
     assert first != [window_of(spec, 10, seed=1)(i, 0.0)[0] for i in range(10)]
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        (Availability(lambda client, time: (0.0, 3.0)), r"interval\(0, 3.*= \(0.0, 3.0\): must be \(start, end\)"),
+        (Availability(lambda client, time: (time, math.nan)), r"interval\(0, 0\) = \(0.0, nan\): must be"),
+        (Availability(lambda client, time: (0.0, math.inf), "finsh"), "leaving = 'finsh': must be one of finish"),
+    ],
+)
+@pytest.mark.parametrize("nodes", [False, True])
+def test_wrong_intervals_of_a_model_of_ones_own_are_refused(found, says, nodes):
+    """An interval that has passed made a client online for good, and nodes search for the next one without end."""
+    world = {"num_clients": 2, "local_steps": 1, "until": Until(time=9), "availability": lambda n, seed, part: found}
+    with pytest.raises(ValueError, match=f"^availability's {says}"):
+        plan_peers("mean", "constant", topology="ring", **world) if nodes else plan("every", "constant", **world)

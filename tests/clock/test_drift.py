@@ -103,3 +103,11 @@ def test_a_pace_of_ones_own_counts_and_a_steady_one_changes_nothing():
 def test_what_is_out_of_range_is_refused(spec, why):
     with pytest.raises(ValueError, match=why):
         simulate(faults=spec, model="logistic", updates=5)
+
+
+@pytest.mark.parametrize("found", [(0.0, math.inf), (math.nan, math.inf), (1.0, 0.5), None])
+def test_a_wrong_pace_of_ones_own_is_refused(found):
+    with pytest.raises(ValueError, match=r"^faults: pace\(0, .*must be \(share, until\), a finite share > 0"):
+        make(
+            "every", "constant", num_clients=1, until=Until(updates=9), faults=lambda *_: Faults(pace=lambda *_: found)
+        )

@@ -5,7 +5,8 @@ import pytest
 
 from fedjax_async.base import factories, registry
 from fedjax_async.base.notices import RunWarning
-from fedjax_async.clock import NETWORKS, bind_delays
+from fedjax_async.clock import NETWORKS, Network, Until, bind_delays, plan
+from fedjax_async.peers import plan_peers
 from tests.clock.textbook import make, same
 from tests.refusals import refusals
 
@@ -113,3 +114,30 @@ def test_links_between_nodes_come_from_a_table(tmp_path):
         path.write_text(f"source,target,rate,latency\n0,1,100,0.5\n{more}\n")
         with pytest.raises(ValueError, match=message):
             network(f"edges:path={path}", 3)
+
+
+def test_messages_that_take_no_number_of_seconds_are_refused():
+    """Negative ones made jobs shorter."""
+    for seconds in (-0.3, math.nan, math.inf):
+        with pytest.raises(ValueError, match=r"^network: the seconds of the messages of every job must be a finite"):
+            plan(
+                "every",
+                "constant",
+                num_clients=2,
+                local_steps=1,
+                until=Until(updates=4),
+                network=lambda nodes, seed: Network(nodes, lambda clients, *_: np.full(np.shape(clients), seconds)),  # noqa: B023
+            )
+
+
+def test_nodes_need_two_times_of_each_message():
+    with pytest.raises(ValueError, match=r"^network's between = 'ndarray': must be two arrays"):
+        plan_peers(
+            "mean",
+            "constant",
+            num_clients=3,
+            local_steps=1,
+            until=Until(updates=6),
+            topology="ring",
+            network=lambda nodes, seed: Network(nodes, np.zeros, lambda senders, *_: np.ones(len(senders))),
+        )
