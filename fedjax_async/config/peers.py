@@ -311,7 +311,7 @@ def _plan(run: PeerResolved, until: Until, planning: Callable[[float], None] | N
         topology=own.object_or_spec(
             "topology", s.topology or "gossip"
         ),  # not used if it is None: then nodes send no messages
-        message_bytes=run.message_bytes,
+        message_bytes=0 if s.topology is None else run.message_bytes,
         availability=own.object_or_spec("availability", s.availability),
         faults=own.object_or_spec("faults", s.faults),
         network=own.object_or_spec("network", s.network),

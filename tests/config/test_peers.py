@@ -87,6 +87,15 @@ def test_nodes_that_send_nothing_have_no_topology_and_one_is_enough():
     assert settings_in_comparison(common, "independent", ("independent",)).topology == "ring"  # which is then refused
 
 
+def test_nodes_that_send_nothing_spend_no_time_on_messages():
+    alone, sending = (
+        prepare(Settings(**WORLD | {"method": method, "delay": "constant:mean=1,bandwidth=1e3"})).schedule
+        for method in ("independent", "swift")
+    )
+    np.testing.assert_array_equal(alone.end, 1.0 + alone.number)
+    np.testing.assert_allclose(sending.end, (1.0 + sending.message_bytes / 1e3) * (1 + sending.number))
+
+
 def test_lanes_and_memory_of_a_sweep_hold_for_runs_without_a_server():
     settings = [Settings(method="swift", **RING, **ONLY_OWN, lr=lr) for lr in (0.1, 0.2)]
     with pytest.raises(ValueError, match=r"memory_limit = 10: must be at least .* bytes for one run per lane"):
