@@ -58,7 +58,7 @@ class OfBudget:
     )
     patience: int | None = setting(
         None,
-        "stop after N evaluations in a row without a better accuracy (or loss)",
+        "stop after N evaluations in a row without a better accuracy (or loss); those of one model count once",
         "world",
         without="trajectory",
         requires=check.whole,

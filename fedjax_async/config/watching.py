@@ -81,16 +81,20 @@ class Judge:
 
 
 class _Improvement:
-    """The best value so far, and the number of evaluations since then."""
+    """The best value so far, and the number of evaluations since then.
+
+    Several evaluations of one model, with no server step (nodes: no event) in between, count once.
+    """
 
     def __init__(self, judge: Judge) -> None:
         self._judge = judge
         self.best: Any = None
-        self.since = 0
+        self.since, self._step = 0, -1
 
-    def __call__(self, value: float | np.ndarray) -> bool:
+    def __call__(self, value: float | np.ndarray, step: int) -> bool:
         better = self._judge.is_better(value, self.best)
-        self.best, self.since = (value, 0) if better else (self.best, self.since + 1)
+        self.best, self.since = (value, 0) if better else (self.best, self.since + (step != self._step))
+        self._step = step
         return better
 
 
@@ -143,7 +147,7 @@ class Watch:
         for stream in self._streams:
             asked(stream, written)
         self._judged_by = self._judge.name(values)
-        better = self._improved(values[self._judge.column(values)])
+        better = self._improved(values[self._judge.column(values)], int(steps[row]))
         found = self._rules(values)
         for callback in self._callbacks:
             said = asked(callback, evaluation)

@@ -181,6 +181,13 @@ def test_the_rules_are_those_of_their_definition(values, patience, target, valid
     assert kept == (None if np.isnan(end).all() else int(np.nanargmax(end)))
 
 
+def test_patience_does_not_end_a_run_between_two_server_steps():
+    """Each server step is evaluated many times; the model before the first one ended the run, untrained."""
+    given = SMALL | {"eval_updates": None, "eval_time": 0.1, "updates": 6, "delay": "constant:mean=1"}
+    run = simulate(**given, method="asgd@cohort:size=2", patience=2, engine="reference")
+    assert run.counters["updates"] >= 4
+
+
 @pytest.mark.parametrize(("options", "message"), [
     ({"stop_at": 90.0}, r"stop_at = 90.0: must be an accuracy in \(0, 1\]"),
     ({"callbacks": print}, "callbacks = .*must be a list of functions"),
