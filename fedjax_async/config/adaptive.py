@@ -21,7 +21,7 @@ from fedjax_async.clock import bind_policy as bind
 from fedjax_async.clock.record import SLACK
 from fedjax_async.config import contracts, objects, own
 from fedjax_async.config.cautions import caution_evaluations
-from fedjax_async.config.policy_steps import LONGEST, require_choice
+from fedjax_async.config.policy_steps import LONGEST, decides, require_choice
 from fedjax_async.config.prepared import WITH_SERVER, Evaluations, Experiment, PlannedSteps, Resolved
 from fedjax_async.config.resolving import every_of
 from fedjax_async.config.settings import Settings
@@ -122,7 +122,7 @@ class WithPolicy(NamedTuple):
         schedule = self.growing.schedule = self.replan(decisions)
         spent = len(schedule.job) == s.updates or int(schedule.closes.sum()) == s.server_steps or s.time is None
         result = executor.finish(decisions.record, schedule, spent)
-        if evaluations.complete:  # the run was not stopped
+        if evaluations.complete and decides(policy):  # the run was not stopped, nor warned of before it began
             end = float(schedule.time[-1]) if spent or s.time is None else s.time
             caution_evaluations(every_of(s), end, len(schedule.job), int(schedule.closes.sum()))
         seconds = {"looks": decisions.looks, "look_seconds": executor.seconds + decisions.seconds}

@@ -95,6 +95,8 @@ def test_a_run_with_a_policy_says_it_when_its_end_is_known():
     settings = WORLD | UPDATES | {"policy": "power_of_choice:d=2", "timing": "every:concurrency=2"}
     with pytest.warns(UserWarning, match=r"^eval_at: no evaluation at 1 of 2 moments, from 999 s on, because the run"):
         simulate(**settings, eval_at="20,999", engine="reference")
+    lines = warned(simulate, **(settings | {"policy": "uniform"}), eval_at="20,999", engine="reference")[1]
+    assert len(lines) == 1  # known before the run: a second line would repeat it
 
 
 def divided():
