@@ -15,7 +15,7 @@ import numpy as np
 from fedjax_async.base import registry
 from fedjax_async.base.notices import RunWarning
 from fedjax_async.base.spec import Spec
-from fedjax_async.clock import Limits, Timing
+from fedjax_async.clock import NETWORKS, Limits, Timing
 from fedjax_async.clock.availability import together
 from fedjax_async.clock.record import SLACK, Outcome
 from fedjax_async.clock.scenario import bind as bind_conditions
@@ -89,6 +89,15 @@ def caution_ignored(s: Settings, timing: Spec | Timing, names: Iterable[str]) ->
     each = ", ".join(f"{name} = {as_dict(s)[name]!r}" for name in names)
     text = f"{each}: without effect with the timing {_name(timing, s)}, which says itself how long jobs take"
     warnings.warn(text, RunWarning, stacklevel=2)
+
+
+def caution_shared(s: Settings) -> None:
+    """Warn of a network whose links are shared, in a run with a server: there a client sends one message at a time."""
+    if isinstance(s.network, str) and registry.spec("network", NETWORKS, s.network).options.get("shared"):
+        text = (
+            f"network = {s.network!r}: shared has no effect in a run with a server, where each client has a link alone"
+        )
+        warnings.warn(text, RunWarning, stacklevel=2)
 
 
 def _name(timing: Spec | Timing, s: Settings) -> str:

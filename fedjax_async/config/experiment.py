@@ -27,6 +27,7 @@ from fedjax_async.config.cautions import (
     caution_feedback,
     caution_ignored,
     caution_own_timing,
+    caution_shared,
 )
 from fedjax_async.config.checked_parts import check_going_on, sent_by_own
 from fedjax_async.config.clients import client_of, compressing, traffic_of, vector_sizes, with_ditto
@@ -159,6 +160,8 @@ def resolve(settings: Settings) -> Resolved:
     measures = measures_of(s, model, shapes, data, batch_size) if measured else NOTHING
     if own.is_own(s, *OF_CLOCK):
         contracts.check_clock(s, delay, len(data.size))
+    if s.network is not None:
+        caution_shared(s)
     if s.energy is not None:
         energy.bind(s.energy, len(data.size), s.seed)
     return Resolved(s, components, shapes, timing, delay, steps, traffic_of(down, up, s), measures)

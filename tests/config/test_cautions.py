@@ -99,6 +99,13 @@ def test_a_run_with_a_policy_says_it_when_its_end_is_known():
     assert len(lines) == 1  # known before the run: a second line would repeat it
 
 
+def test_a_shared_link_without_effect_is_said():
+    shared = {"network": "link:up=1000,shared=true"}
+    (line,) = said(UPDATES | shared)
+    assert line.startswith("network = 'link:up=1000,shared=true': shared has no effect in a run with a server")
+    assert said(UPDATES | shared | {"method": "swift"}) == said(UPDATES | {"network": "link:up=1000"}) == []
+
+
 def divided():
     """A rule that divides by the staleness, which is 0 for a fresh upload."""
     return Method(rule(scale_by_staleness(lambda tau: 1.0 / tau.astype(jnp.float32)), optimizer=optax.sgd(1.0)))
