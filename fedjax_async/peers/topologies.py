@@ -225,8 +225,12 @@ def erdos_renyi(*, p: float | None = None, directed: bool = False) -> TopologyMo
 
 
 def small_world(*, neighbours: int = 4, p: float = 0.1) -> TopologyModel:
-    """Watts-Strogatz: a ring of `neighbours` nearest neighbours, each edge moved at random with probability `p`."""
+    """Watts-Strogatz: a ring of `neighbours` nearest neighbours, each edge moved at random with probability `p`.
+
+    ``neighbours`` is even: half of them on each side.
+    """
     check.whole("neighbours", neighbours, low=2)
+    check.require(neighbours % 2 == 0, "neighbours", neighbours, "even: half of them on each side")
     check.share("p", p)
 
     def make(n: int, seed: int) -> nx.Graph:

@@ -147,3 +147,9 @@ def test_a_registered_topology_is_checked_and_warned_of_as_an_object_is(nothing_
 
     with pytest.warns(NotConnected, match="form 2 groups"):
         topologies.bind("apart", 3, 0)
+
+
+def test_a_small_world_has_as_many_neighbours_as_asked():
+    with pytest.raises(ValueError, match="neighbours = 3: must be even"):  # networkx would give each node two
+        topologies.bind("small_world:neighbours=3", 9, 0)
+    assert set(topologies.bind("small_world:neighbours=4,p=0", 9, 0).graphs[0].degrees) == {4}
