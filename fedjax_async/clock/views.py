@@ -13,7 +13,7 @@ from fedjax_async.types import Schedule
 class _Prior(NamedTuple):
     num_clients: int
     examples: np.ndarray  # int64[N]
-    seconds: np.ndarray  # float64[N], how long a job takes: the mean of eight jobs by the delay model
+    seconds: np.ndarray  # float64[N], how long a job takes: the mean of eight jobs by delay and network
     local_steps: np.ndarray  # int64[N], of a job
     seed: int
 

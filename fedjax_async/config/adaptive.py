@@ -18,6 +18,7 @@ import numpy as np
 from fedjax_async.base import check, tree
 from fedjax_async.clock import Decisions, Ended, NothingArrives, Policy, PolicyModel, Prior, concurrency
 from fedjax_async.clock import bind_policy as bind
+from fedjax_async.clock.network import over
 from fedjax_async.clock.record import SLACK
 from fedjax_async.config import contracts, objects, own
 from fedjax_async.config.cautions import caution_evaluations
@@ -263,9 +264,11 @@ def all_arrive(s: Settings, policy: Policy) -> bool:
 
 
 def _seconds(run: Resolved) -> np.ndarray:
-    """What a policy knows of the clients' speed: mean virtual seconds of ``JOBS`` jobs; float64[N]."""
-    count = len(run.components.data.size)
-    delays = run.delay(count, run.settings.seed)
+    """What a policy knows of the clients' speed: mean virtual seconds of ``JOBS`` jobs with messages; float64[N]."""
+    s, count = run.settings, len(run.components.data.size)
+    delays = run.delay(count, s.seed)
+    if s.network is not None:
+        delays = over(own.object_or_spec("network", s.network), delays, count, s.seed)
     sizes = (np.asarray(run.local_steps, np.int64)[:, None], run.traffic.down, run.traffic.up)
     seconds: np.ndarray = delays.durations(np.arange(count)[:, None], np.arange(JOBS), *sizes).mean(axis=1)
     return seconds

@@ -274,6 +274,13 @@ def test_a_method_may_bring_its_policy_and_a_setting_replaces_it():
     assert run(method="pisces", time=30.0, updates=None).probes["chosen"]["client"].size > 5
 
 
+def test_the_seconds_that_a_policy_knows_beforehand_are_those_of_jobs_with_their_messages():
+    given = {"policy": "uniform", "delay": "constant:mean=2"}
+    alone, sending = (prepare_of(given | {"network": network}) for network in (None, "link:up=100,latency=0.5"))
+    np.testing.assert_array_equal(alone.kind.prior.seconds, 2.0)
+    np.testing.assert_allclose(sending.kind.prior.seconds, 3.0 + sending.traffic.up / 100)
+
+
 @pytest.mark.parametrize("method", ["pisces", "pisces@pace:concurrency=1", "pisces@every"])
 def test_one_client_leaves_a_policy_no_choice(method):
     one = Settings(method=method, dataset="synthetic", model="logistic", clients=1, updates=4, steps=1)
