@@ -9,6 +9,7 @@ import numpy as np
 
 from fedjax_async.base.tree import Columns
 from fedjax_async.clock import at_or_before
+from fedjax_async.clock.record import SLACK
 from fedjax_async.engine.client_scores import client_columns
 from fedjax_async.engine.evaluation import EvaluationPoints
 from fedjax_async.engine.peer_points import online
@@ -137,13 +138,13 @@ def record_peers(
     events = result.events
     work = schedule.local_steps if gradients is None else gradients
     updates = {**_events_table(schedule, events, work), **result.records}
-    counts = message_counts(schedule, events)
+    counts = message_counts(schedule, events, float(points.time[-1]))
     if WITHHELD in result.records:
         left_out = np.zeros(len(schedule.client), np.bool_)
         left_out[events] = result.records[WITHHELD]
         updates["sent"] = np.where(result.records[WITHHELD], 0, updates["sent"])
         evaluations |= _bytes(schedule, points, ~left_out[schedule.push_event])
-        counts = message_counts(schedule, events[~left_out[events]])
+        counts = message_counts(schedule, events, float(points.time[-1]), left_out)
         counts["withheld"] = int(left_out[schedule.push_event].sum())
     rejected = int(np.sum(~result.records["accepted"])) if len(events) else 0
     counters = {
@@ -183,12 +184,24 @@ def _events_table(schedule: PeerSchedule, events: np.ndarray, gradients: np.ndar
     return {name: column[events] for name, column in columns.items()}
 
 
-def message_counts(schedule: PeerSchedule, events: np.ndarray) -> dict[str, int]:
-    """How many messages these events pushed, how many of them are corrupt, and how many had each ``Delivery``."""
-    chosen = np.zeros(len(schedule.client), np.bool_)
-    chosen[events] = True
-    pushed = chosen[schedule.push_event]
-    counts = np.bincount(schedule.outcome[pushed], minlength=len(Delivery))
+def message_counts(
+    schedule: PeerSchedule, events: np.ndarray, time: float, left_out: np.ndarray | None = None
+) -> dict[str, int]:
+    """How many messages these events pushed, how many of them are corrupt, and how many had each ``Delivery``.
+
+    The run ends at ``time``, in virtual seconds, with these ``events``. Where the plan goes on, messages that only a
+    later event mixes are waiting or in flight; those that a buffer drops count as dropped as soon as they have come.
+    ``left_out``, bool[E]: events whose messages do not count.
+    """
+    done = np.zeros(len(schedule.client) + 1, np.bool_)  # with a last entry for messages that no event mixes
+    done[events] = True
+    outcome = np.where(
+        (schedule.outcome == Delivery.MIXED) & ~done[schedule.mixed_by], Delivery.WAITING, schedule.outcome
+    )
+    under_way = (outcome != Delivery.LOST) & (schedule.arrival > time * SLACK)
+    outcome = np.where(under_way, Delivery.IN_FLIGHT, outcome)
+    pushed = done[schedule.push_event] if left_out is None else (done[:-1] & ~left_out)[schedule.push_event]
+    counts = np.bincount(outcome[pushed], minlength=len(Delivery))
     named = {kind.name.lower(): int(counts[kind]) for kind in Delivery}
     corrupt = int(np.sum(schedule.corrupt[pushed]))
     return {"messages": int(pushed.sum()), **named, "corrupt": corrupt}

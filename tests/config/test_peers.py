@@ -6,11 +6,11 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_async import named, simulate
+from fedjax_async import Stop, named, simulate
 from fedjax_async.config import Settings, execute, execute_group, plan_groups, prepare, sweeping
 from fedjax_async.config.resolving import settings_in_comparison
 from fedjax_async.engine.checkpoint import Keeper
-from fedjax_async.peers import PeerSchedule
+from fedjax_async.peers import Delivery, PeerSchedule
 from fedjax_async.results import sweep
 from tests.results.folders import Killed
 
@@ -85,6 +85,18 @@ def test_nodes_that_send_nothing_have_no_topology_and_one_is_enough():
     found = [settings_in_comparison(common, method, methods).topology for method in methods]
     assert found == ["ring", None, None]
     assert settings_in_comparison(common, "independent", ("independent",)).topology == "ring"  # which is then refused
+
+
+def test_the_messages_of_a_stopped_run_are_those_of_one_that_ends_there():
+    """They were those of the whole plan: messages that are mixed after the stop counted as mixed."""
+    settings = RING | {"method": "async_dfedavg", "exchange": "mean:policy=merge", "network": "link:latency=0.7"}
+    settings |= {"delay": "lognormal:mean=1", "faults": "drop", "updates": None, "eval_time": 1.0, **ONLY_OWN}
+    stopping = [lambda evaluation: Stop("enough") if evaluation.time >= 5 else None]
+    stopped = simulate(**settings, time=10.0, callbacks=stopping, engine="reference").counters
+    short = simulate(**settings, time=5.0, engine="reference").counters
+    counts = ["messages", *(kind.name.lower() for kind in Delivery), "updates"]
+    assert {name: stopped[name] for name in counts} == {name: short[name] for name in counts}
+    assert short["waiting"] > 0 and short["in_flight"] > 0
 
 
 def test_nodes_that_send_nothing_spend_no_time_on_messages():
