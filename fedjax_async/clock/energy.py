@@ -23,7 +23,7 @@ import numpy as np
 
 from fedjax_async.base import check, registry
 from fedjax_async.clock import chance, csv_tables
-from fedjax_async.clock.record import Outcome
+from fedjax_async.clock.record import Outcome, at_or_before
 from fedjax_async.types import Schedule
 
 JOULES = 3.6e6  # of a kilowatt-hour
@@ -170,7 +170,7 @@ def _ramp(moments: np.ndarray, starts: np.ndarray, power: np.ndarray) -> np.ndar
 
 
 def _steps(moments: np.ndarray, at: np.ndarray, amounts: np.ndarray) -> np.ndarray:
-    """The sum of the amounts whose times are at or before each moment."""
+    """The sum of the amounts whose times are at or before each moment, up to rounding, as bytes are counted."""
     order = np.argsort(at, kind="stable")
-    total = np.concatenate([[0.0], np.cumsum(amounts[order])])
-    return total[np.searchsorted(at[order], moments, side="right")]
+    total: np.ndarray = np.concatenate([[0.0], np.cumsum(amounts[order])])
+    return total[at_or_before(at[order], moments)]

@@ -65,6 +65,19 @@ def test_failed_jobs_cost_what_their_clients_did_whenever_the_server_notices():
     np.testing.assert_allclose(job_energy(one, crashed, 0, 7)[0][known], (worked + 7 * ~failed)[known])
 
 
+@pytest.mark.parametrize("timing", ["every", "window:length=0.1"])
+def test_messages_have_cost_their_energy_when_their_bytes_are_counted(timing):
+    """Jobs of 0.1 s: the third ends at 3 * 0.1 > 0.3 in floating point, and belongs to the evaluation at 0.3 s."""
+    schedule = plan(timing, "constant:mean=0.1", num_clients=2, local_steps=1, until=Until(time=2))
+    none, one, moments = np.zeros(2), np.ones(2), np.arange(20) / 10
+    up, down = (
+        energy_until(Devices(none, none, *each, none), schedule, moments, 1, 1)[0]
+        for each in ((none, one), (one, none))
+    )
+    np.testing.assert_array_equal(up, 2 * np.arange(20))
+    np.testing.assert_array_equal(down, 2 + 2 * np.arange(20))
+
+
 def test_tables_of_devices(tmp_path):
     file = tmp_path / "watts.csv"
     file.write_text("client,training,carbon,source\n1,7,100,measured\n0,5,50,measured\n")
