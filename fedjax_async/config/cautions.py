@@ -26,7 +26,7 @@ from fedjax_async.engine.evaluation import Every
 from fedjax_async.local import DECAYS, WithinJob
 from fedjax_async.models import starts_alike
 from fedjax_async.peers import PeerSchedule
-from fedjax_async.peers.statistics import mass_after_mixing, not_mixed_once
+from fedjax_async.peers.statistics import mass_after_mixing, not_mixed_once, other_coefficients
 from fedjax_async.types import ClientAlgorithm, FederatedData, Model, Run, Schedule
 
 
@@ -194,6 +194,15 @@ def caution_copies(method: str, schedule: PeerSchedule) -> None:
             f"method = {method!r}: {missed} messages of the plan do not reach their receivers exactly once (lost, "
             "corrupt, late, or a node was away), so nodes keep different copies of each other's models for the rest of "
             "the run, and need not agree; it is for synchronous rounds on a fixed graph in which nothing fails",
+            RunWarning,
+            stacklevel=2,
+        )
+    others = other_coefficients(schedule)
+    if others:
+        warnings.warn(
+            f"method = {method!r}: {others} messages of the plan are mixed with other coefficients than the first one "
+            "of the same sender, but what a node adds up of a neighbour needs one coefficient that stays, as in the "
+            "exchange dpsgd",
             RunWarning,
             stacklevel=2,
         )

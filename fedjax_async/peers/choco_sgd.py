@@ -54,8 +54,8 @@ def choco(stays: Stays, compressor: Compressor, *, gamma: Traced = 0.2, trigger:
     Every node that has q_i then updates its copy, ``x_hat_i <- x_hat_i + q_i``. What the compressor loses stays in
     ``x_i - x_hat_i`` and is sent later. Each message must reach all neighbours once, in order: the clock's exchange is
     synchronous, its graph stays the same, and so do its coefficients w_ij. If a message is lost, or does not come as
-    its receiver or sender is away, the copies differ for the rest of the run, and a run warns. A copy from which
-    nothing comes stays as it is.
+    its receiver or sender is away, the copies differ for the rest of the run, and a run warns; so it does of
+    coefficients that change. A copy from which nothing comes stays as it is.
 
     Args:
       compressor: C.

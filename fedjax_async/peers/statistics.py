@@ -117,6 +117,16 @@ def not_mixed_once(schedule: PeerSchedule) -> int:
     return int(np.sum(wrong)) + int(np.sum(most[schedule.client] - degree))
 
 
+def other_coefficients(schedule: PeerSchedule) -> int:
+    """How many messages are mixed with another coefficient than the first one of their sender at their receiver."""
+    counts = schedule.weight > 0
+    sender, receiver = schedule.client[schedule.source], schedule.client[readers(schedule)]
+    link = (sender.astype(np.int64) * schedule.num_clients + receiver)[counts]
+    _, first, which = np.unique(link, return_index=True, return_inverse=True)
+    weight = schedule.weight[counts]
+    return int(np.sum(~np.isclose(weight, weight[first][which], rtol=1e-9, atol=0)))
+
+
 def ages(schedule: PeerSchedule) -> tuple[np.ndarray, np.ndarray]:
     """The staleness of inbox entries: seconds since the sending, float64[D], and the sender's events since, int64[D].
 

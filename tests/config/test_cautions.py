@@ -106,6 +106,13 @@ def test_a_shared_link_without_effect_is_said():
     assert said(UPDATES | shared | {"method": "swift"}) == said(UPDATES | {"network": "link:up=1000"}) == []
 
 
+def test_coefficients_that_change_are_said_where_nodes_add_up_what_they_hear():
+    ring = WORLD | UPDATES | {"topology": "ring", "delay": "constant:mean=10,heterogeneity=0.5"}
+    (line,) = said(ring | {"method": "choco@mean:policy=merge", "updates": 60})
+    assert "messages of the plan are mixed with other coefficients than the first one" in line
+    assert said(ring | {"method": "choco"}) == []
+
+
 def divided():
     """A rule that divides by the staleness, which is 0 for a fresh upload."""
     return Method(rule(scale_by_staleness(lambda tau: 1.0 / tau.astype(jnp.float32)), optimizer=optax.sgd(1.0)))
