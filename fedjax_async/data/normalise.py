@@ -44,7 +44,7 @@ def normalised(data: FederatedData, how: str) -> FederatedData:
 def mean_and_std(data: FederatedData) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel over the clients' training rows; images count as scaled to [0, 1].
 
-    Rows without a channel axis (grey images) have one channel. A constant channel has deviation 1.
+    Rows without a channel axis (grey images, single numbers) have one channel. A constant channel has deviation 1.
     """
     parts = [data.order[start : start + size] for start, size in zip(data.offset, data.size)]
     x = data.x[np.concatenate(parts)]
@@ -56,7 +56,7 @@ def mean_and_std(data: FederatedData) -> tuple[tuple[float, ...], tuple[float, .
         std = np.sqrt(np.maximum(counts @ values**2 / len(channels) - mean**2, 0.0))
         constant = np.count_nonzero(counts, axis=1) == 1
     else:
-        channels = x.reshape(-1, x.shape[-1]).astype(np.float64)
+        channels = x.reshape(-1, x.shape[-1] if x.ndim > 1 else 1).astype(np.float64)
         mean, std = channels.mean(axis=0), channels.std(axis=0)
         constant = channels.min(axis=0) == channels.max(axis=0)
     # the deviation of a constant channel may be a rounding error, and that of one in small units as small
@@ -71,8 +71,10 @@ def _standardising(
 
     def decode(x: Array) -> Array:
         inputs = plain(x)
+        # a small deviation is 0 in float16
+        wide = inputs if inputs.dtype.itemsize >= 4 else inputs.astype(jnp.float32)
         shape = (*(1,) * (inputs.ndim - 1), -1)
-        centre, spread = (jnp.array(values, inputs.dtype).reshape(shape) for values in (mean, std))
-        return (inputs - centre) / spread
+        centre, spread = (jnp.array(values, wide.dtype).reshape(shape) for values in (mean, std))
+        return ((wide - centre) / spread).astype(inputs.dtype)
 
     return decode

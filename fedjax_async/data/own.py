@@ -41,8 +41,9 @@ def from_arrays(
     Args:
       clients: one pair per client, x [n, ...] and y, each with at least one example. They may be arrays of NumPy, JAX
         or torch (on the CPU), or other objects that NumPy reads as an array of numbers, such as a pandas frame, but not
-        lists. Integer y [n] are labels (classification), integer y [n, L] are sequences of labels, in which 0 is
-        padding; float y are targets, [n] or [n, ...] (regression).
+        lists. Frames must have the columns of the first client, in this order. Integer y [n] are labels
+        (classification), integer y [n, L] are sequences of labels, in which 0 is padding; float y are targets, [n] or
+        [n, ...] (regression).
       test: the pair (x, y) of the global test set.
       client_tests: instead of ``test``, one pair per client, in the order of ``clients``; a pair may have no rows. All
         of them together are the test set.
@@ -79,6 +80,9 @@ def from_arrays(
         labels = [y for _, y in named.values() if kind(y.dtype) == "integers"]
         warn_of_numbering(name, labels)
         num_classes = min(1 + max(int(y.max(initial=0)) for y in labels), MOST_CLASSES)
+    for title, given in zip(named, [*clients, *([test] if client_tests is None else client_tests)], strict=True):
+        for part, frame, first in zip("xy", given, clients[0]):  # type: ignore[call-overload]
+            _check_columns(f"{title}.{part}", frame, f"clients[0].{part}", first)
     for title, (x, y) in named.items():
         least = 0 if title.startswith("client_tests") else 1
         check_examples((f"{title}.x", f"{title}.y"), x, y, num_classes, least=least)
@@ -104,6 +108,18 @@ def _pair(name: str, pair: Any) -> tuple[np.ndarray, np.ndarray]:
     good = isinstance(pair, (list, tuple)) and len(pair) == 2
     require(good, name, type_name(pair), "a pair (x, y) of arrays")
     return as_numpy(f"{name}.x", pair[0]), as_numpy(f"{name}.y", pair[1])
+
+
+def _check_columns(name: str, frame: object, like_name: str, like: object) -> None:
+    """Raise ``ValueError`` for a frame whose columns are not those of ``like``: arrays are joined by position."""
+    found, wanted = ([*map(str, columns)] for columns in (_columns(frame), _columns(like)))
+    if found and wanted:
+        require(found == wanted, f"columns of {name}", found, f"{wanted}, in this order, as in {like_name}")
+
+
+def _columns(frame: Any) -> Any:
+    """The names of a frame's columns (of pandas, polars or Arrow); none for an array."""
+    return getattr(frame, "column_names", getattr(frame, "columns", ()))
 
 
 def as_numpy(name: str, value: object) -> np.ndarray:

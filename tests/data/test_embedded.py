@@ -165,6 +165,16 @@ def test_measurements_are_standardised_channel_by_channel():
     np.testing.assert_array_equal(normalised(data, "none").decode(x), x)
 
 
+@pytest.mark.parametrize(
+    "x",
+    [RNG.normal(3, 2, 40).astype(np.float32), RNG.normal(0, 1e-6, (40, 2)).astype(np.float16)],
+    ids=["single", "half"],
+)
+def test_single_numbers_and_small_ones_in_half_precision_are_standardised(x):
+    found = np.asarray(normalised(dealt(x), "training").decode(x[:7]), np.float64)
+    np.testing.assert_allclose(found, (x[:7] - x.mean(axis=0, dtype=float)) / x.std(axis=0, dtype=float), atol=2e-3)
+
+
 def test_a_channel_is_constant_if_it_is_and_not_by_its_size():
     grey = np.full((30, 8, 8, 1), 31, np.uint8)  # the mean of its squares minus the square of its mean is 3e-18
     assert mean_and_std(dealt(grey))[1] == (1.0,)

@@ -325,6 +325,27 @@ def test_arrays_that_do_not_fit_are_refused_by_name(arguments, message):
     assert refusal(from_arrays, **({"clients": [GOOD], "test": GOOD} | arguments)).startswith(message)
 
 
+class Frame(np.ndarray):
+    """An array whose columns have names, as a pandas frame has them."""
+
+    columns: tuple[str, ...]
+
+
+def test_frames_with_columns_in_another_order_are_refused():
+    def frame(*columns):
+        made = X.view(Frame)
+        made.columns = columns
+        return made
+
+    one = frame("a", "b", "c"), Y
+    assert from_arrays([one, GOOD], one).x.shape == (2 * ROWS, 3)  # an array has no names to compare
+    other = frame("a", "c", "b"), Y
+    allowed = "= ['a', 'c', 'b']: must be ['a', 'b', 'c'], in this order, as in clients[0].x"
+    assert refusal(from_arrays, [one, other], one) == f"columns of clients[1].x {allowed}"
+    assert refusal(from_arrays, [one], other) == f"columns of test.x {allowed}"
+    assert refusal(from_arrays, [one], client_tests=[other]) == f"columns of client_tests[0].x {allowed}"
+
+
 # --- data that look as if a step of their preparation was forgotten: a run warns, once for each thing ---
 
 RNG = np.random.default_rng(0)
