@@ -29,7 +29,7 @@ def warn_of_looks(data: FederatedData) -> None:
     """Warn of pixels that are not scaled, of channels that come first, and of test labels that no client trains.
 
     Also of sequences of test labels that are padding alone, which lower the accuracy of any model, and of inputs that
-    differ by less than their last digit in float32.
+    differ by less than their last digit in float32 (the readers of tables warn of these, as they round themselves).
 
     Values are read only where they are in memory; at most 256 rows of x are.
     """
@@ -76,16 +76,24 @@ def _pixels(data: FederatedData) -> str:
 def _unresolved(data: FederatedData) -> str:
     """Which input the device cannot tell apart in float32, such as a time in seconds since 1970; else ``""``."""
     x = data.x
-    if not isinstance(x, np.ndarray) or data.streamed or x.dtype != np.float64 or jnp.result_type(float) == x.dtype:
+    exact = not isinstance(x, np.ndarray) or data.streamed or x.dtype.itemsize < 4 or x.dtype == np.float32
+    return "" if exact or jnp.result_type(float) == np.float64 else rounded("x", x)
+
+
+@np.errstate(over="ignore", invalid="ignore")  # what is not finite is refused elsewhere
+def rounded(name: str, values: np.ndarray) -> str:
+    """That float32 loses the differences of some numbers of [n, ...], and what to do; else ``""``. Reads 256 rows."""
+    if not values.size:
         return ""
-    seen = x[:: max(1, len(x) // SAMPLE)][:SAMPLE].reshape(-1, math.prod(x.shape[1:]))
+    seen = values[:: max(1, len(values) // SAMPLE)][:SAMPLE].reshape(-1, math.prod(values.shape[1:])).astype(np.float64)
     lost = np.abs(seen - seen.astype(np.float32)).max(axis=0) > seen.std(axis=0) * LOST
     if not (bad := np.flatnonzero(lost & (seen.max(axis=0) > seen.min(axis=0)))).size:
         return ""
     first = bad[0]
-    place = ", ".join(map(str, np.unravel_index(first, x.shape[1:])))
+    place = ", ".join([":", *map(str, np.unravel_index(first, values.shape[1:]))])
     around = f"near {seen[:, first].mean():g}, the deviation is {seen[:, first].std():.3g}"
-    return f"x[:, {place}] is rounded to float32, which loses its differences ({around}): subtract its mean first"
+    where = f"{name}[{place}]" if values.ndim > 1 else name
+    return f"{where} is rounded to float32, which loses its differences ({around}): subtract its mean first"
 
 
 def warn_of_numbering(name: str, labels: Sequence[np.ndarray]) -> None:

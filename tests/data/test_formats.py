@@ -16,8 +16,9 @@ from fedjax_async import cli
 from fedjax_async.data import federate, from_torch, load, open_folder
 from fedjax_async.data.characters import codes, text_of
 from fedjax_async.data.formats import FORMATS
+from fedjax_async.data.looks import DataWarning
 from tests.data.small_mnist import image_bytes
-from tests.told import refusal
+from tests.told import refusal, warned
 
 RNG = np.random.default_rng(0)
 MARK = "\ufeff".encode()  # the byte order mark
@@ -490,6 +491,19 @@ def test_a_csv_file_of_its_own_may_have_the_test_set(tmp_path):
     found = load(f"csv:path={train},test={test},x=a+b,y=y")
     assert found.x.tolist() == [[1, 2], [3, 4]] and found.test_x.tolist() == [[5, 6]] and found.groups is None
     assert load(f"csv:path={train},x=b,y=y").test_x.shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("x", "cells", "said"),
+    [("t+b", "1700000000,1700000060", "t"), ("t", "1700000000.5,1700000060.5", "t"), ("t+b", "1,2", None)],
+)
+def test_columns_whose_differences_float32_loses_are_remarked_on(tmp_path, x, cells, said):
+    path = tmp_path / "times.csv"
+    path.write_text("t,b,y\n" + "".join(f"{cell},{i}.5,{i}\n" for i, cell in enumerate(cells.split(","))))
+    found, lines = warned(load, f"csv:path={path},x={x},y=y", kind=DataWarning)
+    assert found.x.dtype == np.float32 and len(found.x) == 2
+    start = f"'{path}': {said} is rounded to float32, which loses its differences (near 1.7e+09, the deviation is 30)"
+    assert lines == ([] if said is None else [f"{start}: subtract its mean first"])
 
 
 @pytest.mark.parametrize(("content", "options", "message"), [

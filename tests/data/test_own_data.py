@@ -368,6 +368,9 @@ def test_inputs_that_float32_cannot_tell_apart_are_remarked_on():
     assert found.startswith(
         "x[:, 0] is rounded to float32, which loses its differences (near 1.7e+09, the deviation is"
     )
+    assert said(np.arange(60)[:, None] + 10**6) == []
+    (found,) = said(np.arange(60)[:, None] + 17 * 10**8)
+    assert found.startswith("x[:, 0] is rounded to float32")
     (found,) = said(1e-60 * RNG.standard_normal((60, 2, 3)))
     assert found.startswith("x[:, 0, 0] is rounded to float32")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from fedjax_async.data.checking import as_labels
 from fedjax_async.data.federated import Dataset
 from fedjax_async.data.formats.clients import ClientRows, pooled
 from fedjax_async.data.images import import_pillow
+from fedjax_async.data.looks import DataWarning, rounded
 
 IMAGES = ("PNG", "JPEG", "BMP", "WEBP", "TIFF")  # the image formats that Pillow may decode
 MOST_PIXELS = 2**26  # of one image
@@ -85,7 +87,7 @@ def rows_of(where: Path, table: Any, columns: ReadColumns) -> Rows:
     if len(parts) > 1:
         for name, part in zip(columns.inputs, parts):
             require(isinstance(part, np.ndarray) and part.ndim == 1, f"'{where}': {name}", "no numbers", "numbers")
-        parts = [np.stack(parts, axis=1).astype(np.float32)]
+        parts = [np.stack([_as_float32(f"'{where}': {n}", part) for n, part in zip(columns.inputs, parts)], axis=1)]
     if columns.vocabulary is not None:
         texts = isinstance(parts[0], list)
         require(texts, f"'{where}': {columns.x}", "no texts", "a column of texts, since a vocabulary is given")
@@ -148,7 +150,14 @@ def _numbers(column_name: str, column: Any) -> np.ndarray:
     good = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
     require(good, column_name, str(kind), "numbers, lists of numbers, images or texts")
     found = np.asarray(column.to_numpy(zero_copy_only=False)).reshape(shape)
-    return found.astype(np.float32) if found.dtype.kind == "f" else found
+    return _as_float32(column_name, found) if found.dtype.kind == "f" else found
+
+
+def _as_float32(column_name: str, values: np.ndarray) -> np.ndarray:
+    """Numbers as the device has them; warns if their differences are lost."""
+    if values.dtype.itemsize >= 4 and (said := rounded(column_name, values)):
+        warnings.warn(said, DataWarning, stacklevel=2)
+    return values.astype(np.float32)
 
 
 def _images(column_name: str, column: Any) -> np.ndarray:
