@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -77,11 +78,12 @@ def csv_bytes(columns: Mapping[str, np.ndarray]) -> bytes:
         if array.ndim != 1 or len({len(a) for a in arrays.values() if a.ndim}) > 1:
             shapes = {key: a.shape for key, a in arrays.items()}
             raise ValueError(f"column {name!r} of {shapes}: columns must be one-dimensional and equally long")
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
+    lines: list[str] = []
+    # cells with a character of the line's end are quoted, and \r ends a line for most readers
+    writer = csv.writer(SimpleNamespace(write=lines.append), lineterminator="\r\n")
     writer.writerow(arrays)
     writer.writerows(zip(*(_cells(array) for array in arrays.values()), strict=True))
-    return stream.getvalue().encode()
+    return "".join(f"{line[:-2]}\n" for line in lines).encode()
 
 
 def csv_columns(content: bytes, dtypes: Mapping[str, str]) -> dict[str, np.ndarray]:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -90,8 +91,11 @@ def _grid(rows: Sequence[Row], decimals: Mapping[str, int]) -> tuple[list[list[s
 
 
 def _markdown(rows: Sequence[Row], decimals: Mapping[str, int]) -> str:
-    escaped = [{name: v.replace("|", "\\|") if isinstance(v, str) else v for name, v in row.items()} for row in rows]
-    (header, *body), numbers = _grid(escaped, decimals)
+    def bars(value: object) -> Any:
+        return value.replace("|", "\\|") if isinstance(value, str) else value
+
+    escaped = [{bars(name): bars(value) for name, value in row.items()} for row in rows]
+    (header, *body), numbers = _grid(escaped, {bars(name): places for name, places in decimals.items()})
     rule = ["-" * (len(name) - 1) + ":" if number else "-" * len(name) for name, number in zip(header, numbers)]
     return "".join(f"| {' | '.join(line)} |\n" for line in [header, rule, *body])
 

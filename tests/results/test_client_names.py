@@ -97,6 +97,8 @@ def test_tables_of_clients_have_names_that_are_no_markup(tmp_path):
         ["0", r"&lt;b&gt;North&lt;/b&gt;\|shop"],
         ["2", r"A \$clinic\$ with a \*long\* name of several words"],
     ]
+    write_clients_of_run(named_run()._replace(client_names=("a\rb", "c", "d")), tmp_path)
+    assert [row["client_name"] for row in rows(tmp_path / "clients.csv")] == ["a\rb", "c", "d"]
     scores = {"accuracy": np.float32([np.arange(99.0)[::-1]])}
     many = named_run()._replace(client_names=[f"c{i}" for i in range(99)], per_client=scores)
     assert [row["client"] for row in worst_rows({"a": [many]})] == list(range(98, 98 - MOST_NAMED, -1))

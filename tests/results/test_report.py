@@ -130,6 +130,8 @@ def test_text_and_markdown_are_aligned():
         assert "0.60 ± 0.14" in lines[2] and lines[2].rstrip(" |").endswith("12")
     assert table(ROWS, "markdown").splitlines()[1].count(":") == 2  # numbers are right-aligned, names left-aligned
     assert "a\\|b" in table(ROWS, "markdown"), "the sign between columns is escaped"
+    titled = table([{"method": "a", "relative to a|b": 2.0}], "markdown", decimals={"relative to a|b": 1})
+    assert titled.splitlines()[0] == r"| method | relative to a\|b |" and "2.0 |" in titled
 
 
 def test_csv_keeps_every_digit():
