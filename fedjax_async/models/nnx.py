@@ -136,13 +136,12 @@ def _named_kinds(state: Any) -> set[str]:
 def _check_statistics(example: Any) -> None:
     """``ValueError`` for running statistics of another layer: nothing would keep padded rows out of them."""
     nnx = sys.modules["flax.nnx"]
-    layers = [layer for _, layer in nnx.iter_graph(example) if isinstance(layer, nnx.Module)]
-    strange = [
-        type(layer).__name__
-        for layer in layers
-        if any(isinstance(value, nnx.BatchStat) for value in vars(layer).values())
-        and not isinstance(layer, nnx.BatchNorm)
-    ]
+    nodes = dict(nnx.iter_graph(example))
+    lists = nnx.List, nnx.Dict  # in a layer; they are modules, too
+    layers = {p: node for p, node in nodes.items() if isinstance(node, nnx.Module) and not isinstance(node, lists)}
+    kept = [path for path, node in nodes.items() if isinstance(node, nnx.BatchStat)]
+    holders = [layers[next(path[:n] for n in range(len(path), -1, -1) if path[:n] in layers)] for path in kept]
+    strange = sorted({type(layer).__name__ for layer in holders if not isinstance(layer, nnx.BatchNorm)})
     check.require(not strange, "nnx.BatchStat of", strange, "of nnx.BatchNorm, which leaves padded rows out")
 
 

@@ -220,6 +220,9 @@ class Shaped(nn.Module):
 def test_state_that_padded_rows_would_enter_is_refused():
     with pytest.raises(ValueError, match=r"nnx.BatchStat of = \['Counting'\]: must be of nnx.BatchNorm"):
         from_nnx(Counting)
+    listed = functools.partial(Counting, kind=lambda start: nnx.List([nnx.BatchStat(start)]))
+    with pytest.raises(ValueError, match=r"nnx.BatchStat of = \['Counting'\]"):
+        from_nnx(listed)
     model = from_nnx(functools.partial(Counting, kind=nnx.Variable))
     with pytest.raises(ValueError, match=r"module state = \['Variable'\]: must be nnx.Param, .* training does not"):
         model.apply(model.init(KEY), jnp.ones((2, 4)))
