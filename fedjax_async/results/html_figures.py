@@ -21,6 +21,7 @@ from fedjax_async.results.curves import measured_curve
 from fedjax_async.results.figure import DASHES, FAINT, GRID, INK, PALETTE, marked, note_of
 from fedjax_async.results.peer_gantt import peer_gantt
 from fedjax_async.results.plots import gantt, staleness_histogram
+from fedjax_async.results.timeline import staleness_of
 from fedjax_async.types import Run
 
 if TYPE_CHECKING:
@@ -226,7 +227,7 @@ def clients(run: Run) -> list[Shown]:
     if has_scores(run):
         found["clients, last evaluation"] = distribution({str(run.settings.get("method", "run")): [run]})
     found["updates per client"] = updates_per_client(run)
-    if run.has_server and len(run.updates["client"]):
+    if run.has_server and staleness_of(run).size:
         picture = staleness_histogram(run)
         found[f"staleness: {picture.axes[0].get_title(loc='left')}"] = picture
     count = run.schedule.num_clients

@@ -17,6 +17,7 @@ from fedjax_async.results.measured import curve_columns, measured, validation
 from fedjax_async.results.metrics import FINAL
 from fedjax_async.results.peer_gantt import age_histogram, peer_gantt
 from fedjax_async.results.plots import gantt, staleness_histogram
+from fedjax_async.results.timeline import staleness_of
 from fedjax_async.results.worlds import note_on_nodes, warn_of_differences
 from fedjax_async.types import Run
 
@@ -27,11 +28,11 @@ def write_run(
     """Save ``run`` into ``folder`` (see :func:`fedjax_async.results.store.save`), with pictures; returns the folder.
 
     Pictures: ``accuracy.png`` against virtual time (``loss.png`` for targets without classes); if any upload arrived,
-    ``staleness.png`` and ``gantt.png``; a curve of the training loss and of each metric. With scores of single clients
-    also ``clients.png``, the curve of their worst tenth, and the tables ``clients.csv`` and ``clients.md``. ``drawing``
-    chooses other formats, a width, a title and the axis of the curves. The data are written first, so they are saved
-    even if matplotlib is missing; ``ValueError`` then names the extra to install. Tables and pictures that an earlier
-    run with other numbers left in the folder are removed.
+    ``gantt.png`` and, if any was applied, ``staleness.png``; a curve of the training loss and of each metric. With
+    scores of single clients also ``clients.png``, the curve of their worst tenth, and the tables ``clients.csv`` and
+    ``clients.md``. ``drawing`` chooses other formats, a width, a title and the axis of the curves. The data are written
+    first, so they are saved even if matplotlib is missing; ``ValueError`` then names the extra to install. Tables and
+    pictures that an earlier run with other numbers left in the folder are removed.
     """
     before, columns = _numbers_in(check.path("folder", folder))
     folder = store.save(run, folder, overwrite=overwrite)
@@ -71,14 +72,15 @@ def _draw_run(run: Run, folder: Path, drawing: Drawing, final: str = FINAL) -> N
             save_formats(age_histogram(run.schedule, drawing), folder / "staleness", drawing)
         save_formats(peer_gantt(run, drawing=drawing), folder / "gantt", drawing)
     elif len(run.updates["staleness"]):
-        save_formats(staleness_histogram(run, drawing), folder / "staleness", drawing)
+        if staleness_of(run).size:
+            save_formats(staleness_histogram(run, drawing), folder / "staleness", drawing)
         save_formats(gantt(run, drawing=drawing), folder / "gantt", drawing)
 
 
 def draw_missing(run: Run, folder: Path, drawing: Drawing) -> None:
     """Draw the pictures unless they exist; with any but the default ``drawing``, they are always drawn again."""
     curve = any((folder / name).exists() for name in ("accuracy.png", "loss.png"))
-    mixing = run.has_server or len(run.schedule.source) > 0
+    mixing = staleness_of(run).size if run.has_server else len(run.schedule.source)
     others = (*(("staleness.png",) if mixing else ()), "gantt.png") if len(run.updates["staleness"]) else ()
     if drawing != SCREEN or not curve or not all((folder / name).exists() for name in others):
         _draw_run(run, folder, drawing)

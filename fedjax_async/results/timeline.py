@@ -279,6 +279,12 @@ def staleness_colours(
 
 
 def staleness_of(run: Run) -> np.ndarray:
-    """The staleness of each update that was applied; uploads of a server step that the run's end left open were not."""
+    """The staleness of each update that was applied.
+
+    Rejected uploads were not, nor those of a server step that the run's end left open.
+    """
     staleness, used = np.asarray(run.updates["staleness"]), run.updates.get("used")
-    return staleness if used is None else staleness[np.asarray(used, np.bool_)]
+    if used is None:
+        return staleness
+    accepted = run.updates.get("accepted", used)
+    return staleness[np.asarray(used, np.bool_) & np.asarray(accepted, np.bool_)]

@@ -152,8 +152,9 @@ def test_there_is_no_relative_time_to_a_target_that_was_reached_before_it_began(
 def test_staleness_is_that_of_the_updates_that_were_applied():
     run = make_run()
     used = np.arange(len(run.updates["staleness"])) > 0
-    left = staleness_of(run._replace(updates=run.updates | {"used": used}))
-    np.testing.assert_array_equal(left, run.updates["staleness"][1:])
+    for accepted in (np.ones_like(used), used[::-1]):
+        left = staleness_of(run._replace(updates=run.updates | {"used": used, "accepted": accepted}))
+        np.testing.assert_array_equal(left, run.updates["staleness"][used & accepted])
     np.testing.assert_array_equal(staleness_of(run._replace(updates={"staleness": np.arange(3)})), [0, 1, 2])
 
 

@@ -27,6 +27,8 @@ from fedjax_async.results import (
     write_comparison,
     write_run,
 )  # fmt: skip
+from fedjax_async.results.html_figures import clients
+from fedjax_async.results.runs import draw_missing
 from tests.results.folders import contents
 from tests.results.folders import rows as read_rows
 from tests.results.made_up import make_run
@@ -40,6 +42,18 @@ def test_the_pictures_of_a_run(tmp_path, blank_pictures):
     assert not any(name.endswith(".png") for name in contents(write_run(make_run(), tmp_path / "a", plots=False)))
     names = set(contents(write_run(make_run([math.nan, math.nan]), tmp_path / "b")))
     assert "loss.png" in names and "accuracy.png" not in names
+
+
+@pytest.mark.parametrize("column", ["used", "accepted"])
+def test_a_run_without_applied_updates_has_all_pictures_but_that_of_the_staleness(tmp_path, column, blank_pictures):
+    """As one that was stopped before its first server step, or whose uploads were all rejected."""
+    run = make_run()
+    none = {"used": np.ones(len(run.updates["staleness"]), bool), column: np.zeros(len(run.updates["staleness"]), bool)}
+    run = run._replace(updates=run.updates | none)
+    assert PICTURES - set(contents(write_run(run, tmp_path))) == {"staleness.png"}
+    (tmp_path / "gantt.png").unlink()
+    draw_missing(run, tmp_path, Drawing())
+    assert (tmp_path / "gantt.png").is_file() and [shown.title for shown in clients(run)] == ["updates per client"]
 
 
 @pytest.mark.parametrize("value", [math.inf, 1e300])
