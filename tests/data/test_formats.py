@@ -491,6 +491,12 @@ def test_a_csv_file_of_its_own_may_have_the_test_set(tmp_path):
     found = load(f"csv:path={train},test={test},x=a+b,y=y")
     assert found.x.tolist() == [[1, 2], [3, 4]] and found.test_x.tolist() == [[5, 6]] and found.groups is None
     assert load(f"csv:path={train},x=b,y=y").test_x.shape == (0,)
+    test.write_text("y,a\n0.5,2.5\n")  # the numbers of the training set happen to be whole
+    found = load(f"csv:path={train},test={test},x=a,y=y")
+    assert [part.dtype.name for part in (found.x, found.y, found.test_x, found.test_y)] == ["float32"] * 4
+    assert found.x.tolist() == [1, 3] and found.test_y.tolist() == [0.5] and found.num_classes is None
+    found = load(f"csv:path={test},test={train},x=a,y=y")
+    assert found.test_x.tolist() == [1, 3] and found.test_y.dtype == np.float32
 
 
 @pytest.mark.parametrize(

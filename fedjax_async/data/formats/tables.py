@@ -184,7 +184,9 @@ def _images(column_name: str, column: Any) -> np.ndarray:
 
 def dataset_of(name: str, train: Sequence[Rows], test: Sequence[Rows], columns: ReadColumns) -> Dataset:
     """The data set of the rows of some tables; it has natural owners only if there is a column of clients."""
-    every = [*train, *test]
+    train, test = list(train), list(test)
+    every = _of_one_kind([*train, *test], columns)
+    train, test = every[: len(train)], every[len(train) :]
     names = _class_order(name, every, columns)
     count = None if names is None else len(names)
     number = {value: i for i, value in enumerate(names or ())}
@@ -194,6 +196,20 @@ def dataset_of(name: str, train: Sequence[Rows], test: Sequence[Rows], columns: 
     if names is not None and columns.y is not None:
         found = found._replace(class_names=tuple(map(str, names)))
     return found if columns.client is not None else found._replace(groups=None, test_groups=None, group_names=None)
+
+
+def _of_one_kind(every: Sequence[Rows], columns: ReadColumns) -> list[Rows]:
+    """The tables, with whole numbers as float32 in a column of which another table has floats."""
+    x = _floats_in_all(columns.x, [rows.x for rows in every])
+    y = _floats_in_all(str(columns.y), [rows.y for rows in every])
+    return [rows._replace(x=own_x, y=own_y) for rows, own_x, own_y in zip(every, x, y, strict=True)]
+
+
+def _floats_in_all(name: str, parts: Sequence[Any]) -> list[Any]:
+    arrays = [part for part in parts if isinstance(part, np.ndarray)]
+    if all(array.dtype.kind != "f" for array in arrays):
+        return list(parts)
+    return [_as_float32(name, p) if isinstance(p, np.ndarray) and p.dtype.kind in "iu" else p for p in parts]
 
 
 def _class_order(name: str, every: Sequence[Rows], columns: ReadColumns) -> list[str] | None:
