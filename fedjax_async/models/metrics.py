@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_async.base import check
-from fedjax_async.models.labels import counts
+from fedjax_async.models.labels import counting, counts
 from fedjax_async.types import Array
 
 
@@ -70,7 +70,8 @@ def label_accuracy() -> Metric:
         _require_labels("label_accuracy", y)
         right = jnp.argmax(outputs, -1).astype(jnp.int32) == y.astype(jnp.int32)
         both = {"right": right & counts(y), "all": counts(y)}
-        return {name: jnp.sum(mask.reshape(len(y), -1), axis=-1, dtype=outputs.dtype) for name, mask in both.items()}
+        real = counting(outputs)
+        return {name: jnp.sum(mask.reshape(len(y), -1), axis=-1, dtype=real) for name, mask in both.items()}
 
     def finish(means: dict[str, Array]) -> Array:
         return means["right"] / means["all"]

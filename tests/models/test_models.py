@@ -92,6 +92,14 @@ def test_labels_in_eight_bits_are_not_those_of_later_classes():
     assert METRICS["label_accuracy"]().values(outputs, y)["right"].tolist() == [0.0, 0.0]
 
 
+def test_labels_of_long_sequences_are_counted_exactly_in_half_precision():
+    y = jnp.ones((1, 301), jnp.int32)
+    outputs = jnp.zeros((1, 301, 2), jnp.bfloat16).at[0, 1:, 1].set(1.0)
+    np.testing.assert_allclose(hits(outputs, y), 300 / 301, rtol=1e-6)
+    metric = METRICS["label_accuracy"]()
+    np.testing.assert_allclose(metric.finish({k: v[0] for k, v in metric.values(outputs, y).items()}), 300 / 301, 1e-6)
+
+
 def test_logistic_starts_at_the_uniform_guess():
     model, shape = small("logistic")
     x, y = batch(shape)
