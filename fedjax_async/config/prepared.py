@@ -107,7 +107,8 @@ class Experiment(NamedTuple):
 
     def recorded(self, result: EngineResult) -> Run:
         """The tables of the run from what the engine returned; warns of a model that is not finite."""
-        run = self.kind.recorded(self, result)._replace(client_names=self.components.data.client_names)
+        names = self.components.data.client_names
+        run = self.kind.recorded(self, result)._replace(client_names=None if names is None else (*names,))  # as in load
         caution_model(run)
         return run
 

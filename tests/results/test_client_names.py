@@ -67,6 +67,9 @@ def test_a_folder_of_clients_keeps_their_names(tmp_path):
     owned = Dataset("own", x, y, x, y, groups=np.int32([0, 0, 1, 2]), group_names=("a", "b", "c"))
     assert open_folder(write_folder(tmp_path / "all", federate(owned, "natural"))).client_names == ["a", "b", "c"]
     assert data.load(f"folder:path={tmp_path / 'all'}").deal(2, 0).client_names == ["a", "b"]
+    options = {"model": "logistic", "updates": 2, "engine": "reference", "steps": 1, "plots": False}
+    run = simulate(dataset=f"folder:path={tmp_path / 'all'}", clients=3, out=tmp_path / "run", **options)
+    assert run.client_names == load(tmp_path / "run").client_names == ("a", "b", "c")
     path = write_folder(tmp_path / "none", federate(owned, "iid", 2))
     assert "client_names" not in json.loads((path / "metadata.json").read_text())
 
