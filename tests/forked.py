@@ -31,8 +31,7 @@ def python(arguments: Sequence[str], *, cwd: Path, timeout: float = 600) -> subp
     """Run ``python SCRIPT ...`` as ``subprocess.run`` with captured output does."""
     with tempfile.TemporaryDirectory() as folder:
         places = [Path(folder) / name for name in ("stdout", "stderr")]
-        process = CONTEXT.Process(target=_run, args=([*arguments], str(cwd), dict(os.environ), *map(str, places)))
-        process.start()
+        process = start(arguments, cwd, *map(str, places))
         process.join(timeout)
         if process.exitcode is None:
             process.kill()
@@ -40,6 +39,15 @@ def python(arguments: Sequence[str], *, cwd: Path, timeout: float = 600) -> subp
             raise subprocess.TimeoutExpired([*arguments], timeout)
         output, error = (place.read_text(encoding="utf-8") if place.exists() else "" for place in places)
         return subprocess.CompletedProcess([*arguments], process.exitcode, output, error)
+
+
+def start(
+    arguments: Sequence[str], cwd: Path, stdout: str = os.devnull, stderr: str = os.devnull
+) -> multiprocessing.process.BaseProcess:
+    """Start ``python SCRIPT ...``; its output goes to the files of these names."""
+    process = CONTEXT.Process(target=_run, args=([*arguments], str(cwd), dict(os.environ), stdout, stderr))
+    process.start()
+    return process
 
 
 class Kernel:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -19,7 +16,6 @@ from fedjax_async.server import METHODS
 from tests import forked
 from tests.experiment import EXPERIMENTS, module
 
-ROOT = EXPERIMENTS.parent
 SCRIPT = EXPERIMENTS / "comparison" / "comparison.py"
 OWN = {
     "heterogeneity",
@@ -304,29 +300,36 @@ def mine(*, limit: Traced = 4.0, server_lr: Traced = 0.5):
 """
 
 
+# As on an accelerator: the process trains itself, so that none beside it imports JAX.
+ALONE = f"""
+import runpy, sys
+sys.path[0] = {str(SCRIPT.parent)!r}
+import parts
+parts.usual_processes = lambda: 0
+runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
+"""
+
+
 def run(*options, cwd):
-    done = forked.python([str(SCRIPT), "--scale", "smoke", "--processes", "1", *map(str, options)], cwd=cwd)
+    (cwd / "alone.py").write_text(ALONE)
+    done = forked.python([str(cwd / "alone.py"), "--scale", "smoke", *map(str, options)], cwd=cwd)
     assert done.returncode == 0, done.stderr
     return done
 
 
-def refused(*options, cwd):
-    """The one line with which the command ends."""
-    done = forked.python([str(SCRIPT), "--scale", "smoke", "--processes", "1", *map(str, options)], cwd=cwd)
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    return done.stderr.strip()
-
-
-def test_wrong_files_of_a_method_are_said_in_a_line(tmp_path):
-    mine = tmp_path / "mine.py"
-    mine.write_text(MINE)
-    line = refused("--add", mine, cwd=tmp_path)
-    assert line.startswith("comparison.py: known = ") and "results of the scale smoke" in line
-    mine.write_text(MINE.replace('{"limit"', '{"limmit"'))
-    line = refused("--add", mine, cwd=tmp_path)
-    assert "SEARCH = 'limmit': must be an option of mine with a default above 0: limit, server_lr" in line
-    mine.write_text("x = 1")
-    assert "it registers nothing" in refused("--add", mine, cwd=tmp_path)
+@pytest.mark.usefixtures("nothing_stays_registered")
+@pytest.mark.parametrize(("content", "why"), [
+    (MINE, r"comparison\.py: known = .* results of the scale smoke"),
+    (MINE.replace('{"limit"', '{"limmit"'), "'limmit': must be an option of mine with a default .*: limit, server_lr"),
+    ("x = 1", "it registers nothing"),
+])  # fmt: skip
+def test_wrong_files_of_a_method_are_said_in_a_line(files, tmp_path, monkeypatch, content, why):
+    (tmp_path / "mine.py").write_text(content)
+    given = ["--scale", "smoke", "--add", str(tmp_path / "mine.py"), "--out", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", ["comparison", *given])
+    with pytest.raises(SystemExit, match=why) as refused:
+        files.main.main()
+    assert "\n" not in str(refused.value)
 
 
 def parts_in(folder: Path) -> dict[str, tuple[bytes, int]]:
@@ -341,16 +344,13 @@ def children(pid: int) -> list[int]:
 @pytest.mark.usefixtures("commands_compile_as_here")
 def test_a_killed_comparison_continues_and_another_method_gets_its_row_alone(tmp_path):
     out = tmp_path / "out"
-    command = [sys.executable, str(SCRIPT), "--scale", "smoke", "--processes", "1", "--out", str(out)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL,
-                               stderr=subprocess.DEVNULL)  # fmt: skip
+    process = forked.start([str(SCRIPT), "--scale", "smoke", "--processes", "1", "--out", str(out)], tmp_path)
     first = out / "parts" / "devices-logistic" / "fedasync_refused.csv"
-    while process.poll() is None and not first.is_file():
+    while process.exitcode is None and not first.is_file():
         time.sleep(0.05)
     workers = children(process.pid)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.kill()
+    process.join()
     until = time.monotonic() + 60
     while any(Path(f"/proc/{pid}/status").exists() for pid in workers) and time.monotonic() < until:
         time.sleep(0.05)

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 BENCHMARKS = ROOT / "experiments" / "benchmarks"
 MOST_FILES, MOST_FUNCTIONS = 74, 478  # reached when this was written; lower them with the way
@@ -33,6 +35,7 @@ print(json.dumps({"files": files, "functions": way.counted(found)["functions"]})
 """
 
 
+@pytest.mark.usefixtures("commands_compile_as_here")
 def test_abilities_that_a_run_does_not_use_are_not_on_its_way():
     path = os.pathsep.join(map(str, (BENCHMARKS, ROOT)))
     env = os.environ | {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}  # on an accelerator, states are flat

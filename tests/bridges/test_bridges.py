@@ -42,6 +42,7 @@ def test_the_page_says_how_short_ours_is():
     assert OURS.count("\n") < 32 and LOOP.count("\n") > OURS.count("\n")
 
 
+@pytest.mark.usefixtures("commands_compile_as_here")
 def test_ours_runs_from_a_file_of_pytorch_and_writes_one(tmp_path):
     rng = np.random.default_rng(0)
     state = {f"{layer}.weight": rng.normal(size=shape) / shape[-1] for layer, shape in SHAPES.items()}

@@ -5,9 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -22,9 +19,9 @@ from fedjax_async.config.grid import expand
 from fedjax_async.results import claim, cluster, save, store, sweep_folder, sweeps
 from fedjax_async.results.claim import claimed, require_writable
 from fedjax_async.results.simulation import compare, run_alone
+from tests import forked
 from tests.results.made_up import make_run, of_group
 
-ROOT = Path(__file__).resolve().parents[2]
 SMALL = Settings(model="logistic", clients=4, updates=6, steps=2)
 HOLDER = """
 import sys, time
@@ -88,14 +85,17 @@ def elsewhere(*folders, shared=False):
 @contextlib.contextmanager
 def another_process(folder):
     """A process that claims the folder; it is killed at the end."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", HOLDER, str(folder)]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout.readline() == "claimed\n"
-            yield process
-        finally:
-            process.send_signal(signal.SIGKILL)
+    script, said = (folder.with_name(f"holder.{ending}") for ending in ("py", "txt"))
+    script.write_text(HOLDER)
+    process = forked.start([str(script), str(folder)], folder.parent, str(said))
+    try:
+        while not said.exists() or said.read_text() != "claimed\n":
+            assert process.exitcode is None
+            time.sleep(0.01)
+        yield process
+    finally:
+        process.kill()
+        process.join()
 
 
 # --- where nothing can be written -------------------------------------------------------------------
