@@ -22,6 +22,7 @@ LONG |= {"table", "dp_fedavg"}  # rules against attacks, DP-FedAvg
 LONG |= {"learn", "worlds", "policies", "defaults", "claims"}  # policies, and what they cost; methods at their defaults
 LONG |= {"comparison"}  # tests/test_comparison.py runs it
 PARTS = {
+    "table_1": ("--variants", "fedavg", "orthofl_released"),
     "tables": ("--tables", "1"),
     "accelerator": ("--queue", "--only", "fedasync, logistic", "memory, logistic", "profile, MLP-64, constant"),
 }  # the parts of long scripts that CI runs; the whole scripts are slow tests

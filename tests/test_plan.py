@@ -53,7 +53,7 @@ TRAIN = {
     "asynccurve": ["table_methods"],
     "asynfl": ["figure_4", "figure_5", "quantisers", "signs", "table_3"],
     "methods": ["claims", "defaults"],
-    "orthofl": ["figure_2", "figure_6", "figure_8", "figure_9", "figure_10"],
+    "orthofl": ["figure_2", "figure_6", "figure_8", "figure_9", "figure_10", "table_1"],
     "policies": ["learn", "worlds"],
     "privacy": ["dp_fedavg"],
     "pushcen": ["tables"],

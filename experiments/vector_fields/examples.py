@@ -22,7 +22,7 @@ from variants import common
 from fedjax_async.results.figure import FAINT, INK, PALETTE, save_figure
 from fedjax_async.theory import EXAMPLES, closed_orbit, curl, iterate, orbit
 
-LARGEST = {"smoke": 3, "laptop": 6, "paper": 8}  # k
+LARGEST = {"smoke": 2, "laptop": 6, "paper": 8}  # k
 POINTS = {"smoke": 20, "laptop": 500, "paper": 5000}
 GRID = {"smoke": 9, "laptop": 41, "paper": 81}  # starting points along each side of the square
 RATES = (1.0, 0.75, 0.5, 0.25, 0.1)  # of the server
