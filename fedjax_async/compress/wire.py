@@ -180,9 +180,12 @@ def _write_sparse(payload: Sparse) -> bytes:
     check.require(
         sizes.length_of(payload.values) == k, "values", sizes.length_of(payload.values), f"{k}, one for each index"
     )
-    streams = [write(index, size) for write, _ in _INDEX_CODES]
-    code = min(range(len(streams)), key=lambda i: len(streams[i]))
-    return _head(_SPARSE, code, size, k) + streams[code] + values
+    streams = [write(index, size) for write, _ in _INDEX_CODES[1:]]
+    code = 1 + min(range(len(streams)), key=lambda i: len(streams[i]))
+    stream = streams[code - 1]
+    if -(-size // 8) <= len(stream):  # a bitmap takes the time and memory of the whole model, so only a short one
+        code, stream = 0, _write_bitmap(index, size)
+    return _head(_SPARSE, code, size, k) + stream + values
 
 
 def _require_indices(index: np.ndarray, size: int, last: int = -1) -> None:

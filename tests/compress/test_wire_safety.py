@@ -207,6 +207,10 @@ def test_other_sizes_are_refused_before_anything_is_allocated(name):
     assert peak_of(lambda: refused(several, size=[8, 1000]))[1] < 100_000
 
 
+def test_few_indices_are_encoded_without_the_memory_of_a_whole_model():
+    assert peak_of(FEW_BYTES["one index"])[1] < 100_000
+
+
 def levels_of_few(steps, *values):
     return Levels(np.resize(np.int16(values), LONG), np.float32(1), np.int32(steps))
 
