@@ -142,7 +142,7 @@ def test_crowded_pictures_come_twice_the_second_time_with_bands(orthofl, monkeyp
     assert bands[0] == len(names), "final bars only"
 
 
-def test_known_runs_are_not_trained_again_and_give_the_same_table(orthofl, monkeypatch, tmp_path):
+def test_known_runs_are_not_trained_again_and_give_the_same_table(orthofl, engine, monkeypatch, tmp_path):
     shared, known_runs = orthofl.shared, orthofl.known_runs
     setting = {"dataset": "fashion_mnist_6k", "model": "logistic", "steps": 1, "updates": 6, "eval_updates": 3}
     variants = [orthofl.Variant("fedasync", {"method": "fedasync"}), orthofl.Variant("orthofl", {"method": "orthofl"})]

@@ -72,13 +72,15 @@ def check_table(shown: dict[str, object], path: Path) -> None:
 
 def check_curves(page: dict, groups: dict[str, list[Path]]) -> None:
     """Curves have the numbers of evaluations.csv and of ``mean_curve``; ``groups``: name -> folder of each seed."""
+    every = [folder for folders in groups.values() for folder in folders]
+    loaded = {folder: (store.load(folder), read_rows(folder / "evaluations.csv")) for folder in every}
     for metric, figures in page["curves"]["figures"].items():
         factor = 100.0 if metric == "accuracy" else 1.0
         for unit in figures:
             means, seeds = traces(page, metric, unit, "mean"), iter(traces(page, metric, unit, "seed"))
             assert [each["name"] for each in means] == list(groups)
             for mean, folders in zip(means, groups.values(), strict=True):
-                runs = [store.load(folder) for folder in folders]
+                runs = [loaded[folder][0] for folder in folders]
                 curve = metrics.mean_curve(runs, unit, metric, factor, metrics.FINAL if len(runs) > 1 else "last")
                 assert mean["line"]["shape"] == ("hv" if curve.steps else "linear")
                 size, _ = figure.axis(unit, curve.at[-1])
@@ -86,8 +88,7 @@ def check_curves(page: dict, groups: dict[str, list[Path]]) -> None:
                 np.testing.assert_array_equal(array(mean["y"]), curve.mean)
                 np.testing.assert_array_equal(array(mean["customdata"]), curve.std)
                 for folder in folders if len(folders) > 1 else []:
-                    rows = read_rows(folder / "evaluations.csv")
-                    seed = next(seeds)
+                    rows, seed = loaded[folder][1], next(seeds)
                     shown = np.array([float(row[metric]) for row in rows]).astype(np.float32).astype(np.float64)
                     np.testing.assert_array_equal(array(seed["y"]), factor * shown)
                     if unit != "bytes":

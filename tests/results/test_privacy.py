@@ -24,7 +24,8 @@ def library(z, count=1):
     """Epsilon of Gaussian noise by dp_accounting's distributions of the privacy loss."""
     from dp_accounting import GaussianDpEvent, pld
 
-    return pld.PLDAccountant().compose(GaussianDpEvent(z), count).get_epsilon(DELTA)
+    coarse = pld.PLDAccountant(value_discretization_interval=1e-3)  # ten times coarser than by default, and faster
+    return coarse.compose(GaussianDpEvent(z), count).get_epsilon(DELTA)
 
 
 def by_renyi(z, count, sampled_of=None):
@@ -45,14 +46,14 @@ def by_renyi(z, count, sampled_of=None):
 def test_composed_participations_equal_the_library(z, times):
     found = of_sums(np.zeros(times, int), np.arange(times), np.ones(times), z, 0.0, 1)
     epsilon = gaussian(found[0] ** -0.5, DELTA)
-    assert epsilon == pytest.approx(library(z, count=times), rel=2e-3)
+    assert epsilon == pytest.approx(library(z, count=times), rel=1e-6)
     assert epsilon <= by_renyi(z, times)
 
 
 def test_sampled_rounds_equal_the_library():
     want = by_renyi(1.0, 50, sampled_of=(10, 1000))
     assert sampled(2.0, 10, 1000, 50, DELTA) == pytest.approx(want, rel=1e-9)
-    assert sampled(2.0, 10, 10, 50, DELTA) == pytest.approx(library(1.0, count=50), 2e-3)
+    assert sampled(2.0, 10, 10, 50, DELTA) == pytest.approx(library(1.0, count=50), rel=1e-6)
 
 
 def test_weights_and_steps_count_as_they_were():
@@ -65,7 +66,9 @@ def test_weights_and_steps_count_as_they_were():
 
 @pytest.fixture(scope="module")
 def buffered():
-    return simulate(**SMALL, method="fedbuff:staleness=constant@buffer:size=3", privacy="dp:clip=0.1,noise=3")
+    return simulate(
+        **SMALL, method="fedbuff:staleness=constant@buffer:size=3", privacy="dp:clip=0.1,noise=3", engine="reference"
+    )
 
 
 def most(run):
