@@ -18,7 +18,7 @@ BASE = {"clients": 4, "updates": 3, "steps": 2, "test_fraction": 0.2, "model": "
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     top = tmp_path_factory.mktemp("runs")
-    run = simulate(**BASE)
+    run = simulate(**BASE, engine="reference")
     for name, by in zip("abc", (0.0, 1.0, -2.0)):
         params = jax.tree.map(lambda leaf, by=by: leaf + by * leaf**2 + abs(by) * leaf, run.params)
         save(run._replace(params=params), top / name)

@@ -125,7 +125,7 @@ def test_a_rule_that_makes_the_model_infinite_is_named_with_the_update():
 
 
 def test_a_model_of_nodes_that_is_not_finite_is_said_too():
-    run = simulate(method="dpsgd", topology="ring", **SMALL)
+    run = simulate(method="dpsgd", topology="ring", engine="reference", **SMALL)
     broken = jax.tree.map(lambda leaf: np.full_like(leaf, np.nan), run.params)
     losses = np.append(run.evaluations["loss"][:-1], np.nan)
     with pytest.warns(UserWarning, match="not finite since .* s or before. Uploads"):
@@ -186,7 +186,7 @@ def test_errors_that_add_up_under_feedback_are_told_before_a_run(compress, setti
 
 def test_the_warned_feedback_diverges_and_the_advised_one_does_not():
     def last_loss(**settings):
-        world = SMALL | {"clients": 3, "lr": 0.05, "updates": 90, "eval_updates": 90}
+        world = SMALL | {"clients": 3, "lr": 0.05, "updates": 90, "eval_updates": 90, "engine": "reference"}
         return warned(lambda: simulate(**world, **settings))[0].evaluations["loss"][-1]
 
     assert last_loss(compress="qsgd:levels=1", feedback="ef") > 10

@@ -134,7 +134,7 @@ def test_dropout_follows_the_key_and_is_off_without_one():
 
 
 def test_a_factory_starts_each_seed_from_other_weights_and_a_module_says_that_it_does_not():
-    world = {"method": "asgd", "dataset": "synthetic:features=6", "clients": 3, "updates": 3}
+    world = {"method": "asgd", "dataset": "synthetic:features=6", "clients": 3, "updates": 3, "engine": "reference"}
 
     class Net(nnx.Module):
         def __init__(self, rngs, width=4):

@@ -207,7 +207,13 @@ test_what_is_made_for_plain_sgd_refuses_other_optimisers = refusals(
 
 def test_deltas_and_control_variates_are_compressed_apart():
     """The control variates are 1/(K lr) times as large: top-k of both together would send no delta at all."""
-    given = SMALL | {"method": "scaffold@every", "compress": "topk:ratio=0.1", "feedback": "off", "updates": 1}
+    given = SMALL | {
+        "method": "scaffold@every",
+        "compress": "topk:ratio=0.1",
+        "feedback": "off",
+        "updates": 1,
+        "engine": "reference",
+    }
     run, start = simulate(**given), prepare(Settings(**given))
     moved = np.concatenate([np.ravel(a - b) for a, b in zip(*map(jax.tree.leaves, (run.params, start.params)))])
     assert np.sum(np.abs(moved) > 1e-20) == -(-len(moved) // 10)
@@ -251,6 +257,6 @@ def test_params_and_every_shift_equal_numpy(name):
 
 def test_alpha_of_the_method_reaches_the_clients():
     """Alpha cancels at the server, so the difference comes from local training."""
-    given = {"model": "logistic", "clients": 6, "steps": 8, "updates": 6, "lr": 0.2}
+    given = {"model": "logistic", "clients": 6, "steps": 8, "updates": 6, "lr": 0.2, "engine": "reference"}
     one, other = (simulate(**given, method=f"feddyn:alpha={alpha}").params for alpha in (0.1, 0.01))
     assert np.abs(one["output"]["kernel"] - other["output"]["kernel"]).max() > 1e-2

@@ -122,7 +122,7 @@ def test_it_grows_linearly_in_the_learning_rate_with_the_square_for_whole_shards
 
 def test_the_probe_measures_the_field_of_the_run_at_the_servers_model():
     """At the last arrival, which is not applied yet, it is the model of a shorter run."""
-    given, setting = {"data": data(), "model": MODEL}, SETTING | {"epochs": 1.0}
+    given, setting = {"data": data(), "model": MODEL}, SETTING | {"epochs": 1.0, "engine": "reference"}
     experiment = prepare(Settings(**setting), **given)
     probe = curl_probe(experiment, pairs=DIM)
     run = simulate(**given, **setting, probes={"curl": probe})
