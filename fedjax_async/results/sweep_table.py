@@ -160,10 +160,11 @@ def _evaluations(run: Run, name: str) -> np.ndarray:
 def by_setting(found: Sequence[SweptRun]) -> dict[str, list[SweptRun]]:
     """Setting -> the runs that differ only in their seed; settings in order of first use, with different titles."""
     short = labels(swept(each.point for each in found))
-    names: dict[Settings, str] = {}
+    others = [field.name for field in dataclasses.fields(Settings) if field.name != "seed"]
+    names: dict[tuple[object, ...], str] = {}
     grouped: dict[str, list[SweptRun]] = {}
     for each in found:
-        key = dataclasses.replace(each.point.settings, seed=0)
+        key = tuple(getattr(each.point.settings, name) for name in others)
         if key not in names:
             title = each.point.title(short)  # a label may be the title of another setting
             names[key] = f"{title} ({each.point.name})" if title in grouped else title
