@@ -134,7 +134,7 @@ def run(files):
 
 def test_equal_weights_are_the_run_of_asgd(run):
     (loss, scores), _ = run.value(run.start)
-    simulated = simulate(**SETTING)
+    simulated = simulate(**SETTING, engine="reference")
     np.testing.assert_allclose(scores["loss"], simulated.evaluations["loss"], rtol=1e-5)
     assert float(loss) == pytest.approx(float(np.mean(simulated.evaluations["validation_loss"][-2:])), rel=1e-5)
     np.testing.assert_array_equal(run.staleness, simulated.updates["staleness"])
