@@ -43,7 +43,7 @@ def scripts(benchmarks):
 
 
 def start(script, *options, cwd):
-    done = forked.python([str(script), *map(str, options)], cwd=cwd)
+    done = forked.python([str(script), *map(str, options)], cwd=cwd, timeout=3600)  # on a busy machine too
     assert done.returncode == 0, done.stderr
 
 
