@@ -21,7 +21,7 @@ import optax
 
 from fedjax_async.base import tree
 from fedjax_async.engine.components import Components, bound
-from fedjax_async.engine.evaluation import each_row, loss_and_hit
+from fedjax_async.engine.evaluation import Metrics, each_row
 from fedjax_async.server import closed
 from fedjax_async.types import Array, Arrival, DataParts, Facts, Model, Params, ServerAlgorithm, State
 
@@ -92,11 +92,15 @@ def make_measure(model: Model, total: int, *, labels: bool) -> Callable[..., tup
     forward mode.
     """
 
+    def scores(params: Params, x: Array, y: Array) -> tuple[Array, Array]:
+        found = Metrics(model, labels).values(params, x, y)
+        return found["loss"], found["accuracy"]
+
     def measure(now: Params, after: Params, part: Params, x: Array, y: Array) -> tuple[Array, ...]:
         def some(x: Array, y: Array) -> tuple[Array, ...]:
-            losses, pull, hits = jax.vjp(lambda params: loss_and_hit(model, labels, params, x, y), now, has_aux=True)
+            losses, pull, hits = jax.vjp(lambda params: scores(params, x, y), now, has_aux=True)
             slopes = jax.grad(lambda weights: optax.tree.vdot(pull(weights)[0], part))(jnp.zeros_like(losses))
-            return losses, slopes, hits, *loss_and_hit(model, labels, after, x, y)
+            return losses, slopes, hits, *scores(after, x, y)
 
         found: tuple[Array, ...] = each_row(some, x, y, total)
         return found

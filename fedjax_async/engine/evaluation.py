@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +19,7 @@ from fedjax_async.engine.flat import opened
 from fedjax_async.engine.probes import held_out_rows
 from fedjax_async.local import part_mean, rows_at_a_time
 from fedjax_async.models import hits
+from fedjax_async.models.metrics import Metric
 from fedjax_async.types import (
     Array,
     ClientAlgorithm,
@@ -173,65 +175,108 @@ def each_row(measure: Callable[[Array, Array], Tree], x: Array, y: Array, total:
     return jax.tree.map(lambda values: values.reshape(-1, *values.shape[2:])[row], found)
 
 
-def loss_and_hit(model: Model, labels: bool, params: Params, x: Array, y: Array) -> tuple[Array, Array]:
-    """``(loss, hit)`` of each example, [B] each; ``hit``: whether its predicted class is right, 0 or 1.
+class Metrics(NamedTuple):
+    """What is computed of models on examples: loss and accuracy, further metrics, or both.
 
-    For a sequence of labels, ``hit`` is the share of right ones. Without ``labels`` (targets are no classes) it is NaN.
-    Both have at least float32's digits: sums of ones in bfloat16 end at 256.
+    ``labels``: whether targets are classes; accuracy is NaN otherwise. None: neither loss nor accuracy.
     """
-    outputs = model.apply(params, x)
-    loss = model.loss(outputs, y)
-    loss = loss if loss.dtype.itemsize >= 4 else loss.astype(jnp.float32)
-    hit = hits(outputs, y) if labels else jnp.full(loss.shape, jnp.nan)
-    return loss, hit.astype(loss.dtype)
+
+    model: Model
+    labels: bool | None
+    others: tuple[tuple[str, Metric], ...] = ()  # (name of the column, metric)
+
+    def values(self, params: Params, x: Array, y: Array) -> dict[str, Any]:
+        """By name, what is averaged over examples: of each, a pytree of [B, ...].
+
+        For a sequence of labels, accuracy is the share of right ones. It and the loss have at least float32's digits:
+        sums of ones in bfloat16 end at 256. The others are in JAX's default float type.
+        """
+        outputs, real, found = self.model.apply(params, x), jnp.result_type(float), dict[str, Any]()
+        if self.labels is not None:
+            loss = self.model.loss(outputs, y)
+            loss = loss if loss.dtype.itemsize >= 4 else loss.astype(jnp.float32)
+            hit = hits(outputs, y) if self.labels else jnp.full(loss.shape, jnp.nan)
+            found |= {"loss": loss, "accuracy": hit.astype(loss.dtype)}
+        for name, metric in self.others:
+            found[name] = jax.tree.map(lambda leaf: jnp.asarray(leaf).astype(real), metric.values(outputs, y))
+        return found
+
+    def finished(self, means: dict[str, Any], count: Array) -> dict[str, Array]:
+        """The scores of ``count`` examples from the means of their values; NaN if there are none."""
+        made = {} if self.labels is None else {name: means[name] for name in ("loss", "accuracy")}
+        for name, metric in self.others:
+            value = means[name] if metric.finish is None else metric.finish(means[name])
+            made[name] = jnp.where(count > 0, value.astype(jnp.result_type(float)), jnp.nan)
+        return made
+
+    def whole(
+        self, params: Params, x: Array, y: Array, total: int, owner: Owned | None = None, num_clients: int = 0
+    ) -> dict[str, Array]:
+        """The scores of a model on the ``total`` rows of a test set.
+
+        With ``owner`` also ``client_NAME`` on each client's own rows, [N], NaN for a client without test rows.
+        """
+        found = each_row(partial(self.values, params), x, y, total)
+        scores = self.finished(jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), found), jnp.int32(total))
+        if owner is None:
+            return scores
+        count = owner.sums(jnp.ones(total, jax.tree.leaves(found)[0].dtype), num_clients)
+
+        def mean(leaf: Array) -> Array:
+            return owner.sums(leaf, num_clients) / count.reshape(-1, *(1 for _ in leaf.shape[1:]))
+
+        each = jax.vmap(self.finished)(jax.tree.map(mean, found), count)
+        return scores | {f"client_{name}": values for name, values in each.items()}
+
+    def parts(self, params: Params, parts: Mapping[str, ClientData], rows: int) -> dict[str, Array]:
+        """The scores of a model on each of some parts, whose names are prefixes; ``rows`` are read at a time."""
+        found = dict[str, Array]()
+        for prefix, part in parts.items():
+            means = part_mean(partial(self.values, params), part, rows)
+            found |= {prefix + name: value for name, value in self.finished(means, part.size).items()}
+        return found
+
+    def each(
+        self,
+        params_of: Callable[[Array], Params],
+        parts_of: Callable[[Array], Mapping[str, ClientData]],
+        count: int,
+        rows: int,
+        width: int = 1,
+    ) -> dict[str, Array]:
+        """The scores of models ``params_of(i)`` on ``parts_of(i)``, [count]; ``width`` models at a time."""
+        found: dict[str, Array] = over(lambda i: self.parts(params_of(i), parts_of(i), rows), count, width)
+        return found
 
 
-def mean_scores(
-    model: Model,
-    params: Params,
-    test_x: Array,
-    test_y: Array,
-    owner: Owned | None = None,
-    *,
-    total: int,
-    labels: bool,
-    num_clients: int | None = None,
-) -> dict[str, Array]:
-    """``{loss, accuracy[, client_loss, client_accuracy]}``: means over the ``total`` rows of the test set.
+def over(one: Callable[[Array], Any], count: int, width: int) -> Any:
+    """``one(i)`` of models 0 .. ``count - 1``, ``width`` of them at a time; a pytree of [count, ...]."""
+    width = min(width, count)
+    which = jnp.minimum(jnp.arange(-(-count // width) * width, dtype=jnp.int32), count - 1)
+    if width == 1:
+        return jax.lax.map(one, which)
+    found = jax.lax.map(jax.vmap(one), which.reshape(-1, width))
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:count], found)
 
-    Without ``labels`` (targets are not classes), accuracy is NaN. With ``num_clients`` also the means over each
-    client's own rows, [N], NaN for a client without test rows; ``owner`` then says which rows these are.
+
+def pool_part(data: FederatedData, rows: np.ndarray, length: int) -> ClientData:
+    """These rows of the training pool, on the host; ``order`` is padded with zeros to ``length``.
+
+    ``x`` and ``y`` are None, for those of the pool. Streamed data have no pool on the device; ``x`` and ``y`` are then
+    copies of the rows.
     """
-    loss, hit = each_row(lambda x, y: loss_and_hit(model, labels, params, x, y), test_x, test_y, total)
-    out = {"loss": jnp.mean(loss), "accuracy": jnp.mean(hit)}
-    if num_clients is not None and owner is not None:
-        count = owner.sums(jnp.ones_like(loss), num_clients)
-        for name, values in (("client_loss", loss), ("client_accuracy", hit)):
-            out[name] = owner.sums(values, num_clients) / count
-    return out
-
-
-def validation_part(data: FederatedData, length: int | None = None) -> ClientData | None:
-    """The validation rows of all clients together; None if no client holds out any.
-
-    ``order`` is padded with zeros to ``length``. ``x`` and ``y`` are None, since the rows are those of the training
-    pool. Streamed data have no pool on the device; ``x`` and ``y`` are then copies of the validation rows.
-    """
-    if data.validation_order is None or data.validation_size is None or data.validation_offset is None:
-        return None
-    rows = np.asarray(data.validation_order, np.int32)[spans(data.validation_offset, data.validation_size)]
-    if len(rows) == 0:
-        return None
-    order = np.zeros(max(len(rows), length or 0), np.int32)
+    order = np.zeros(max(len(rows), length), np.int32)
     order[: len(rows)] = np.arange(len(rows)) if data.streamed else rows
     pool = (np.asarray(data.x[rows]), np.asarray(data.y[rows])) if data.streamed else (None, None)
     return ClientData._make((*pool, order, np.int32(0), np.int32(len(rows)), None))
 
 
-def validation_scores(model: Model, labels: bool, params: Params, part: ClientData) -> dict[str, Array]:
-    """``{validation_loss, validation_accuracy}``: means over the rows of ``part``; see :func:`mean_scores`."""
-    loss, hit = part_mean(lambda x, y: loss_and_hit(model, labels, params, x, y), part, BATCH)
-    return {"validation_loss": loss, "validation_accuracy": hit}
+def validation_part(data: FederatedData, length: int = 0) -> ClientData | None:
+    """The validation rows of all clients together, see :func:`pool_part`; None if no client holds out any."""
+    if data.validation_order is None or data.validation_size is None or data.validation_offset is None:
+        return None
+    rows = np.asarray(data.validation_order, np.int32)[spans(data.validation_offset, data.validation_size)]
+    return pool_part(data, rows, length) if len(rows) else None
 
 
 def most_at_once(model: Model, params: Params, x: Array, runs: int) -> int:
@@ -256,9 +301,25 @@ class OwnTests(NamedTuple):
     local_steps: Array  # int32[N], K of each client's first job; 1 if it has none
     weight: Array  # float[N], example counts
 
+    def of(self, prefix: str, x: Array, y: Array) -> Callable[[Array], dict[str, ClientData]]:
+        """``parts_of(i)``: the test rows of client i, under the name ``prefix``; ``x``, ``y``: the test set."""
+        return lambda i: {prefix: ClientData(x, y, self.order, self.offset[i], self.size[i])}
 
-# test inputs, targets, the test examples of each client, own tests, validation part
-RunTests = tuple[Array, Array, Owned | None, OwnTests | None, ClientData | None]
+    def rows(self) -> int:
+        """How many rows of a client are read at a time."""
+        return rows_at_a_time(len(self.order), len(self.size))
+
+
+class Inputs(NamedTuple):
+    """What a program that scores reads for one run, beside the tables of its stack and the test set."""
+
+    tests: Any  # OwnTests, if models of clients are scored; else None
+    parts: Mapping[str, ClientData]  # by the prefix of their scores; x and y None: those of the training pool
+    training: Any = None  # with fine-tuning: ClientData with order, and offset and size [N] of all clients; else None
+
+
+# test inputs, targets, the test examples of each client, and what else the scores of every evaluation read
+RunTests = tuple[Array, Array, Owned | None, Inputs]
 
 
 def differs(components: Components, params: Params) -> bool:
@@ -275,24 +336,6 @@ def own_tests(data: FederatedData, schedule: Schedule) -> OwnTests:
     steps = np.ones(len(data.size), np.int32)
     steps[schedule.client[::-1]] = schedule.local_steps[::-1]
     return OwnTests._make((rows, offset, size, steps, data.size.astype(np.dtype(jnp.result_type(float)))))
-
-
-def client_scores(
-    model: Model, labels: bool, params_of: Callable[[Array], Params], test_x: Array, test_y: Array, tests: OwnTests
-) -> dict[str, Array]:
-    """``{client_own_loss, client_own_accuracy}`` of model ``params_of(i)`` on the test rows of client i.
-
-    float[N], NaN for a client without test rows.
-    """
-    rows = rows_at_a_time(len(tests.order), len(tests.size))
-
-    def one(i: Array) -> tuple[Array, Array]:
-        params = params_of(i)
-        part = ClientData(test_x, test_y, tests.order, tests.offset[i], tests.size[i])
-        return part_mean(lambda x, y: loss_and_hit(model, labels, params, x, y), part, rows)
-
-    loss, accuracy = jax.lax.map(one, jnp.arange(len(tests.size), dtype=jnp.int32))
-    return {"client_own_loss": loss, "client_own_accuracy": accuracy}
 
 
 def own_models(

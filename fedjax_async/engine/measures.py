@@ -15,8 +15,8 @@ import numpy as np
 from fedjax_async.base import check
 from fedjax_async.data.memmap import spans
 from fedjax_async.engine.components import Client
-from fedjax_async.engine.evaluation import Owned, OwnTests, each_row, loss_and_hit, own_tests
-from fedjax_async.local import job_key, part_mean, rows_at_a_time, run_steps
+from fedjax_async.engine.evaluation import Inputs, Metrics, OwnTests, own_tests, pool_part
+from fedjax_async.local import job_key, run_steps
 from fedjax_async.models.metrics import Metric
 from fedjax_async.types import Array, ClientAlgorithm, ClientData, FederatedData, Key, Message, Model, Params, Schedule
 
@@ -50,14 +50,6 @@ class Measures(NamedTuple):
 
 
 NOTHING = Measures()
-
-
-class Inputs(NamedTuple):
-    """What the program reads for one run, beside the tables of its stack."""
-
-    tests: Any  # OwnTests, if clients have metrics or are fine-tuned; else None
-    sample: ClientData | None  # the examples of the training loss, if it is measured; x and y None: those of the pool
-    training: Any  # with fine-tuning: ClientData with order, and offset and size [N] of all clients; else None
 
 
 def training_rows(data: FederatedData, sample: Sample) -> np.ndarray:
@@ -103,136 +95,48 @@ def inputs_of(
     return [
         Inputs(
             own_tests(d, schedule) if tuned or (per_client and measures[0].metrics) else None,
-            None if rows is None else _sample(d, rows, longest),
-            _on_host((), (), d.order, d.offset, d.size) if tuned else None,
+            {} if rows is None else {"train_": pool_part(d, rows, longest)},
+            ClientData._make(((), (), d.order, d.offset, d.size, None)) if tuned else None,
         )
         for d, schedule, rows in zip(data, schedules, samples)
     ]
 
 
-def _sample(data: FederatedData, rows: np.ndarray, length: int) -> ClientData:
-    """Rows of the training pool as ``ClientData``; those of streamed data are copied, as no pool is on the device."""
-    order, count, zero = np.zeros(length, np.int32), np.int32(len(rows)), np.int32(0)
-    if data.streamed:
-        order[: len(rows)] = np.arange(len(rows))
-        return _on_host(np.asarray(data.x[rows]), np.asarray(data.y[rows]), order, zero, count)
-    order[: len(rows)] = rows
-    return _on_host(None, None, order, zero, count)
+class FineTuning(NamedTuple):
+    """Fine-tuning of the clients' models before they are scored."""
 
+    metrics: Metrics
+    tuner: Any  # Client
+    steps: int
+    width: int  # clients that are trained at a time
 
-def _on_host(*fields: object) -> ClientData:
-    """``ClientData`` on the host, although its fields are declared as device arrays."""
-    return ClientData._make((*fields, None))
-
-
-def values_of(metrics: Sequence[tuple[str, Metric]], outputs: Array, y: Array) -> dict[str, Any]:
-    """``values`` of each metric, in JAX's default float type; {name: pytree of [B, ...]}."""
-    real = jnp.result_type(float)
-    found = {name: metric.values(outputs, y) for name, metric in metrics}
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf).astype(real), found)
-
-
-def finished(metrics: Sequence[tuple[str, Metric]], means: dict[str, Any], count: Array) -> dict[str, Array]:
-    """The metrics of ``count`` examples from the means of their values; NaN if there are none."""
-    made = {name: means[name] if metric.finish is None else metric.finish(means[name]) for name, metric in metrics}
-    return {name: jnp.where(count > 0, value.astype(jnp.result_type(float)), jnp.nan) for name, value in made.items()}
-
-
-def over_clients(one: Callable[[Array], Any], count: int, width: int) -> Any:
-    """``one(i)`` of clients 0 .. ``count - 1``, ``width`` clients at a time; a pytree of [count, ...]."""
-    width = min(width, count)
-    who = jnp.minimum(jnp.arange(-(-count // width) * width, dtype=jnp.int32), count - 1)
-    if width == 1:
-        return jax.lax.map(one, who)
-    found = jax.lax.map(jax.vmap(one), who.reshape(-1, width))
-    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:count], found)
-
-
-def make_training_loss(model: Model) -> Callable[[Params, ClientData], dict[str, Array]]:
-    """``training_loss(params, sample) -> {train_loss}``, the mean over the sample's rows."""
-
-    def training_loss(params: Params, sample: ClientData) -> dict[str, Array]:
-        return {"train_loss": part_mean(lambda x, y: model.loss(model.apply(params, x), y), sample, 500)}
-
-    return training_loss
-
-
-def make_metrics(
-    model: Model, metrics: Sequence[tuple[str, Metric]], total: int, num_clients: int | None
-) -> Callable[..., dict[str, Array]]:
-    """``evaluate(params, test_x, test_y, owner) -> {NAME[, client_NAME]}``; see ``evaluation.mean_scores``."""
-
-    def evaluate(params: Params, test_x: Array, test_y: Array, owner: Owned | None) -> dict[str, Array]:
-        found = each_row(lambda x, y: values_of(metrics, model.apply(params, x), y), test_x, test_y, total)
-        out = finished(metrics, jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), found), jnp.int32(total))
-        if num_clients is None or owner is None:
-            return out
-
-        def sums(leaf: Array) -> Array:
-            return owner.sums(leaf, num_clients)
-
-        count = sums(jnp.ones(total, jnp.result_type(float)))
-        share = jax.tree.map(lambda leaf: sums(leaf) / count.reshape(-1, *(1 for _ in leaf.shape[1:])), found)
-        each_client = jax.vmap(lambda means, count: finished(metrics, means, count))(share, count)
-        return out | {f"client_{name}": values for name, values in each_client.items()}
-
-    return evaluate
-
-
-def make_own_metrics(model: Model, metrics: Sequence[tuple[str, Metric]]) -> Callable[..., dict[str, Array]]:
-    """``evaluate(params_of, test_x, test_y, tests) -> {client_own_NAME}``: metrics of model ``params_of(i)``, [N]."""
-
-    def evaluate(params_of: Callable[[Array], Params], x: Array, y: Array, tests: OwnTests) -> dict[str, Array]:
-        rows = rows_at_a_time(len(tests.order), len(tests.size))
-
-        def one(i: Array) -> dict[str, Array]:
-            params = params_of(i)
-            part = ClientData(x, y, tests.order, tests.offset[i], tests.size[i])
-            means = part_mean(lambda x, y: values_of(metrics, model.apply(params, x), y), part, rows)
-            return finished(metrics, means, part.size)
-
-        found = over_clients(one, len(tests.size), 1)
-        return {f"client_own_{name}": values for name, values in found.items()}
-
-    return evaluate
-
-
-def make_tuned(
-    model: Model, labels: bool, measures: Measures, num_clients: int, width: int
-) -> Callable[..., dict[str, Array]]:
-    """``evaluate(tuner, start_of, key, version, training, test_x, test_y, tests) -> {client_tuned_loss, ...}``.
-
-    Client i takes ``fine_tune`` local steps of ``tuner`` from ``start_of(i)``. Its trained model is evaluated on its
-    own test rows: loss, accuracy and metrics, float[N], NaN for a client without test rows. The minibatches depend only
-    on the run's ``key`` and i: every evaluation uses the same ones. ``width``: how many clients are trained at a time.
-    """
-
-    def evaluate(
+    def scores(
+        self,
         tuner: ClientAlgorithm,
         start_of: Callable[[Array], Params],
         key: Key,
         version: Array,
         training: ClientData,
-        test_x: Array,
-        test_y: Array,
         tests: OwnTests,
+        test: tuple[Array, Array],
     ) -> dict[str, Array]:
-        root, rows = jax.random.fold_in(key, jnp.uint32(FINE_TUNING)), rows_at_a_time(len(tests.order), num_clients)
+        """``client_tuned_NAME`` of each client's trained model on its own test rows, [N]; NaN for a client without.
 
-        def one(i: Array) -> dict[str, Array]:
+        Client i takes the local steps of ``tuner`` from ``start_of(i)``. The minibatches depend only on the run's
+        ``key`` and i: every evaluation uses the same ones. ``test``: inputs and targets of the test set.
+        """
+        root = jax.random.fold_in(key, jnp.uint32(FINE_TUNING))
+
+        def trained(i: Array) -> Params:
             message = Message(start_of(i), (), version)
             data = training._replace(offset=training.offset[i], size=training.size[i])
-            work = run_steps(tuner, job_key(root, i, jnp.int32(0)), message, (), data, measures.fine_tune)
+            params: Params = run_steps(tuner, job_key(root, i, jnp.int32(0)), message, (), data, self.steps).params
+            return params
 
-            def measure(x: Array, y: Array) -> tuple[tuple[Array, Array], dict[str, Any]]:
-                scores = loss_and_hit(model, labels, work.params, x, y)
-                return scores, values_of(measures.metrics, model.apply(work.params, x), y)
+        parts = tests.of("client_tuned_", *test)
+        return self.metrics.each(trained, parts, len(tests.size), tests.rows(), self.width)
 
-            part = ClientData(test_x, test_y, tests.order, tests.offset[i], tests.size[i])
-            (loss, accuracy), means = part_mean(measure, part, rows)
-            return {"loss": loss, "accuracy": accuracy} | finished(measures.metrics, means, part.size)
 
-        found = over_clients(one, num_clients, width)
-        return {f"client_tuned_{name}": values for name, values in found.items()}
-
-    return evaluate
+def training_loss(model: Model) -> Metrics:
+    """The loss on the training examples."""
+    return Metrics(model, None, (("loss", Metric(model.loss)),))

@@ -5,7 +5,7 @@ The programs score one run of a stack at a time. Its nodes have rows ``run * N .
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -14,129 +14,98 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_async.base import tree
-from fedjax_async.engine.evaluation import loss_and_hit, mean_scores
+from fedjax_async.engine.evaluation import Metrics, over
 from fedjax_async.engine.flat import opened
-from fedjax_async.engine.measures import over_clients
 from fedjax_async.engine.peer_kernels import NodeJobs
 from fedjax_async.engine.peer_probes import NodesProbe, nodes_values
 from fedjax_async.engine.peer_tables import PeerTables
-from fedjax_async.local import part_mean
+from fedjax_async.engine.tables import held_parts
 from fedjax_async.server.running_statistics import weights_in
-from fedjax_async.types import Array, ClientData, FederatedData, Model, State
+from fedjax_async.types import Array, ClientData, FederatedData, Model, Params, State
 
 # Candidate batch sizes for a node's own tests, and the fixed cost of a batch, in rows.
 BATCHES, OVERHEAD = (32, 64, 128, 256), 8
 
 
 class PeerScoring(NamedTuple):
-    """What the programs that evaluate depend on."""
+    """What the programs that evaluate depend on, and the programs."""
 
-    labels: bool  # whether targets are class labels; accuracy is NaN otherwise
+    what: NodeJobs
+    metrics: Metrics
     total: int  # rows of the global test set
     batch: int  # rows of a node's own tests that are read at a time
     width: int  # nodes that are evaluated at the same time
     validation: bool  # whether there are validation parts
     globally: bool  # whether the global test set is read at all
+    probes: tuple[tuple[str, NodesProbe], ...]
 
+    def models(self, tables: PeerTables, rows: State, nodes: Array) -> Callable[[Array], Params]:
+        """``params_of(i)``: the model of node ``nodes[i]``."""
+        peer, _ = self.what.at(tables, _run_of(tables, rows, nodes))
+        return lambda i: peer.params(tree.gather(rows, nodes[i]))
 
-def scoring_of(data: Sequence[FederatedData], width: int, globally: bool) -> PeerScoring:
-    """How the models of the runs with these data are evaluated."""
-    sizes = np.concatenate([np.zeros(1) if d.test_size is None else np.asarray(d.test_size) for d in data])
-    batch = min(BATCHES, key=lambda b: float((np.ceil(sizes / b) * (b + OVERHEAD)).sum()))
-    labels = bool(np.issubdtype(data[0].test_y.dtype, np.integer))
-    validation = any(d.validation_size is not None and bool(np.any(d.validation_size)) for d in data)
-    return PeerScoring(labels, len(data[0].test_y), batch, width, validation, globally)
+    def own(self, tables: PeerTables, rows: State, nodes: Array) -> dict[str, Array]:
+        """``loss`` and ``accuracy`` of each node on its own tests.
 
+        Also ``validation_loss`` and ``validation_accuracy`` where there are validation parts. ``nodes``: int32[n],
+        their rows, all of one run; the scores: float[n].
+        """
 
-def make_own_scores(what: NodeJobs, model: Model, scoring: PeerScoring) -> Callable[..., dict[str, Array]]:
-    """``own(tables, rows, nodes) -> {name: scores}``: ``loss`` and ``accuracy`` of each node on its own tests.
+        def parts_of(i: Array) -> dict[str, ClientData]:
+            test, validation = held_parts(tables, nodes[i])
+            return {"": test} | ({"validation_": validation} if self.validation else {})
 
-    Also ``validation_loss`` and ``validation_accuracy`` where there are validation parts. ``nodes``: int32[n], their
-    rows, all of one run; the scores: float[n].
-    """
+        return self.metrics.each(self.models(tables, rows, nodes), parts_of, len(nodes), self.batch, self.width)
 
-    def own(tables: PeerTables, rows: State, nodes: Array) -> dict[str, Array]:
-        peer, _ = what.at(tables, _run_of(tables, rows, nodes))
-        held = tables.held
-
-        def one(i: Array) -> dict[str, Array]:
-            params = peer.params(tree.gather(rows, nodes[i]))
-
-            def scores(part: ClientData) -> tuple[Array, Array]:
-                def of_batch(x: Array, y: Array) -> tuple[Array, Array]:
-                    return loss_and_hit(model, scoring.labels, params, x, y)
-
-                found: tuple[Array, Array] = part_mean(of_batch, part, scoring.batch)
-                return found
-
-            def part(x: Array, y: Array, parts: tuple[Array, Array, Array]) -> ClientData:
-                return ClientData(x, y, parts[0], parts[1][nodes[i]], parts[2][nodes[i]])
-
-            loss, accuracy = scores(part(held.x, held.y, held.test))
-            found = {"loss": loss, "accuracy": accuracy}
-            if scoring.validation:
-                loss, accuracy = scores(part(tables.x, tables.y, held.validation))
-                found |= {"validation_loss": loss, "validation_accuracy": accuracy}
-            return found
-
-        found: dict[str, Array] = over_clients(one, len(nodes), scoring.width)
-        return found
-
-    return own
-
-
-def make_global_scores(what: NodeJobs, model: Model, scoring: PeerScoring) -> Callable[..., dict[str, Array]]:
-    """``whole(tables, rows, nodes) -> {global_loss, global_accuracy}``: as own scores, on the global test set."""
-    evaluate = partial(mean_scores, model, total=scoring.total, labels=scoring.labels)
-
-    def whole(tables: PeerTables, rows: State, nodes: Array) -> dict[str, Array]:
-        run = _run_of(tables, rows, nodes)
-        peer, _ = what.at(tables, run)
-        tests = tests_of(tables, run, scoring.total)
-
-        def one(i: Array) -> dict[str, Array]:
-            params = peer.params(tree.gather(rows, nodes[i]))
-            return evaluate(params, *tests)
-
-        found = over_clients(one, len(nodes), scoring.width)
+    def whole(self, tables: PeerTables, rows: State, nodes: Array) -> dict[str, Array]:
+        """``global_loss`` and ``global_accuracy``: as own scores, on the global test set."""
+        params_of, tests = self.models(tables, rows, nodes), tests_of(tables, _run_of(tables, rows, nodes), self.total)
+        found = over(lambda i: self.metrics.whole(params_of(i), *tests, self.total), len(nodes), self.width)
         return {f"global_{name}": values for name, values in found.items()}
 
-    return whole
-
-
-def make_together(
-    what: NodeJobs, model: Model, scoring: PeerScoring, probes: Sequence[tuple[str, NodesProbe]]
-) -> Callable[..., dict[str, Array]]:
-    """``together(tables, rows, run, online, parts, now) -> scores``: those of each node, and of a run's nodes together.
-
-    The latter are the consensus distance, the scores of the mean model and the columns of the probes of nodes.
-    ``parts``: the scores of consecutive nodes, which are joined to [N]. ``now``: bool[], whether the mean model is
-    evaluated on the global test set; NaN where it is not.
-    """
-    evaluate = partial(mean_scores, model, total=scoring.total, labels=scoring.labels)
-
     def together(
-        tables: PeerTables, rows: State, run: Array, online: Array, parts: Sequence[dict[str, Array]], now: Array
+        self, tables: PeerTables, rows: State, run: Array, online: Array, parts: Sequence[dict[str, Array]], now: Array
     ) -> dict[str, Array]:
-        peer, _ = what.at(tables, run)
+        """The scores of each node, and of a run's nodes together.
+
+        The latter are the consensus distance, the scores of the mean model and the columns of the probes of nodes.
+        ``parts``: the scores of consecutive nodes, which are joined to [N]. ``now``: bool[], whether the mean model is
+        evaluated on the global test set; NaN where it is not.
+        """
+        peer, _ = self.what.at(tables, run)
         rows = rows_of_run(rows, run, len(online), len(tables.key))
         params = jax.vmap(peer.params)(rows)
         count = jnp.sum(online)
         mean = jax.tree.map(lambda leaf: _mean(leaf, online), params)
         leaves = (jax.tree.leaves(weights_in(models)) for models in (params, mean))
         found = {"consensus": sum(map(_apart(online), *leaves), jnp.zeros((), jnp.result_type(float)))}
-        if scoring.globally:
+        if self.globally:
             # a conditional skips the whole global test set where the score is not wanted
-            x, y = tests_of(tables, run, scoring.total)
-            score = partial(evaluate, test_x=x, test_y=y)
+            x, y = tests_of(tables, run, self.total)
+            score = partial(self.metrics.whole, x=x, y=y, total=self.total)
             nothing = jax.tree.map(lambda s: jnp.full(s.shape, jnp.nan, s.dtype), jax.eval_shape(score, mean))
             average = jax.lax.cond(now, score, lambda _: nothing, mean)
             found |= {f"average_{name}": value for name, value in average.items()}
         found = {name: jnp.where(count > 0, value, jnp.nan) for name, value in found.items()}
         each = {name: jnp.concatenate([part[name] for part in parts])[: len(online)] for name in parts[0]}
-        return each | found | nodes_values(dict(probes), opened(rows), online)
+        return each | found | nodes_values(dict(self.probes), opened(rows), online)
 
-    return together
+
+def scoring_of(
+    what: NodeJobs,
+    model: Model,
+    data: Sequence[FederatedData],
+    width: int,
+    globally: bool,
+    probes: Mapping[str, NodesProbe],
+) -> PeerScoring:
+    """How the models of the runs with these data are evaluated."""
+    sizes = np.concatenate([np.zeros(1) if d.test_size is None else np.asarray(d.test_size) for d in data])
+    batch = min(BATCHES, key=lambda b: float((np.ceil(sizes / b) * (b + OVERHEAD)).sum()))
+    metrics = Metrics(model, bool(np.issubdtype(data[0].test_y.dtype, np.integer)))
+    validation = any(d.validation_size is not None and bool(np.any(d.validation_size)) for d in data)
+    seen = tuple(probes.items())
+    return PeerScoring(what, metrics, len(data[0].test_y), batch, width, validation, globally, seen)
 
 
 def _run_of(tables: PeerTables, rows: State, nodes: Array) -> Array:

@@ -13,16 +13,15 @@ from jax.sharding import Mesh
 from jax.stages import Compiled, Wrapped
 
 from fedjax_async.base import tree
-from fedjax_async.engine import kernels, peer_evaluation, peer_kernels, programs
+from fedjax_async.engine import kernels, peer_kernels, programs
 from fedjax_async.engine.compiling import jitted
 from fedjax_async.engine.devices import everywhere, placed, spread
 from fedjax_async.engine.peer_evaluation import PeerScoring, rows_of_run
 from fedjax_async.engine.peer_kernels import NodeJobs
-from fedjax_async.engine.peer_probes import NodesProbe
 from fedjax_async.engine.peer_tables import PeerTables
 from fedjax_async.engine.programs import Shapes
 from fedjax_async.engine.tables import StackShape
-from fedjax_async.types import Array, Model, Params, State
+from fedjax_async.types import Array, Params, State
 
 
 @lru_cache(maxsize=64)
@@ -38,15 +37,15 @@ def write(one_by_one: bool, mesh: Mesh | None) -> Wrapped:
 
 
 @lru_cache(maxsize=64)
-def own_scores(what: NodeJobs, model: Model, scoring: PeerScoring, mesh: Mesh | None) -> Wrapped:
-    """Jitted :func:`peer_evaluation.make_own_scores`."""
-    return _over_nodes(peer_evaluation.make_own_scores(what, model, scoring), mesh)
+def own(scoring: PeerScoring, mesh: Mesh | None) -> Wrapped:
+    """Jitted :meth:`PeerScoring.own`."""
+    return _over_nodes(scoring.own, mesh)
 
 
 @lru_cache(maxsize=64)
-def global_scores(what: NodeJobs, model: Model, scoring: PeerScoring, mesh: Mesh | None) -> Wrapped:
-    """Jitted :func:`peer_evaluation.make_global_scores`."""
-    return _over_nodes(peer_evaluation.make_global_scores(what, model, scoring), mesh)
+def whole(scoring: PeerScoring, mesh: Mesh | None) -> Wrapped:
+    """Jitted :meth:`PeerScoring.whole`."""
+    return _over_nodes(scoring.whole, mesh)
 
 
 def _over_nodes(score: Callable[..., Any], mesh: Mesh | None) -> Wrapped:
@@ -58,22 +57,16 @@ def _over_nodes(score: Callable[..., Any], mesh: Mesh | None) -> Wrapped:
 
 
 @lru_cache(maxsize=64)
-def together(
-    what: NodeJobs,
-    model: Model,
-    scoring: PeerScoring,
-    probes: tuple[tuple[str, NodesProbe], ...],
-    mesh: Mesh | None,
-) -> Wrapped:
-    """Jitted :func:`peer_evaluation.make_together`."""
-    made = peer_evaluation.make_together(what, model, scoring, probes)
+def together(scoring: PeerScoring, mesh: Mesh | None) -> Wrapped:
+    """Jitted :meth:`PeerScoring.together`."""
 
     def gathered(
         tables: PeerTables, rows: State, run: Array, online: Array, parts: list[dict[str, Array]], now: Array
     ) -> dict[str, Array]:
-        return made(tables, rows, run, online, jax.lax.with_sharding_constraint(parts, everywhere(mesh)), now)
+        parts = jax.lax.with_sharding_constraint(parts, everywhere(mesh))
+        return scoring.together(tables, rows, run, online, parts, now)
 
-    return jitted(made if mesh is None else gathered, out_shardings=everywhere(mesh))
+    return jitted(scoring.together if mesh is None else gathered, out_shardings=everywhere(mesh))
 
 
 @lru_cache(maxsize=64)
@@ -118,8 +111,7 @@ def peer_shapes(
 
 
 def compile_peer_programs(
-    what: NodeJobs,
-    model: Model,
+    scoring: PeerScoring,
     shape: StackShape,
     widths: Sequence[int],
     batching: str,
@@ -127,9 +119,7 @@ def compile_peer_programs(
     params: Params,
     shapes: Shapes,
     *,
-    scoring: PeerScoring,
     node_blocks: Sequence[np.ndarray],
-    probes: tuple[tuple[str, NodesProbe], ...],
     mesh: Mesh | None = None,
 ) -> PeerPrograms:
     """Compile ahead of time, since JAX keeps settings such as ``enable_x64`` per thread, and lanes are threads.
@@ -137,22 +127,22 @@ def compile_peer_programs(
     ``node_blocks``: the numbers of the nodes that each call of an evaluation scores.
     """
     programs.shed()
-    carry, empty = shapes[:2]
+    what, (carry, empty) = scoring.what, shapes[:2]
     rows, nodes = carry.memory, node_blocks[0]
-    own, whole = (score(what, model, scoring, mesh) for score in (own_scores, global_scores))
-    part = jax.eval_shape(own, tables, rows, nodes)
-    part |= jax.eval_shape(whole, tables, rows, nodes) if scoring.globally else {}
+    scores = [score(scoring, mesh) for score in ((own, whole) if scoring.globally else (own,))]
+    part: dict[str, Any] = {}
+    for score in scores:
+        part |= jax.eval_shape(score, tables, rows, nodes)
     parts = [part if mesh is None else placed(part, spread(mesh)) for _ in node_blocks]
     run, online = np.int32(0), np.zeros(shape.num_clients, np.bool_)
+    compiled = [score.lower(tables, rows, nodes).compile() for score in scores]
     return PeerPrograms(
         start=start(what, shape.num_clients, shape.slot_count, mesh).lower(tables, params).compile(),
         buffers=programs.zeros(tree.frozen(empty), mesh).lower().compile(),
         train=programs.compiled_training(what, widths, batching, tables, carry, empty, mesh),
         write=write(jax.default_backend() == "cpu", mesh).lower(tables, carry, empty, np.zeros(2, np.int32)).compile(),
-        own=own.lower(tables, rows, nodes).compile(),
-        whole=whole.lower(tables, rows, nodes).compile() if scoring.globally else None,
-        together=together(what, model, scoring, probes, mesh)
-        .lower(tables, rows, run, online, parts, np.array(False))
-        .compile(),
+        own=compiled[0],
+        whole=compiled[1] if scoring.globally else None,
+        together=together(scoring, mesh).lower(tables, rows, run, online, parts, np.array(False)).compile(),
         models=models_of(what, shape.num_clients).lower(tables, rows, run).compile(),
     )

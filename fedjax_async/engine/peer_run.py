@@ -238,20 +238,9 @@ def make_peer_stack(
         raise TooLarge(needed, layout.capacity)
     node_blocks = _node_blocks(shape.num_clients, layout.dealt.lanes, 1 if mesh is None else mesh.size)
     width = layout.capacity if layout.batching == "vmap" else 1
-    programs = compile_peer_programs(
-        what,
-        first.components.model,
-        shape,
-        layout.widths,
-        layout.batching,
-        tables,
-        params,
-        shapes,
-        scoring=scoring_of(data, width, first.global_tests != "never"),
-        node_blocks=node_blocks,
-        probes=tuple(first.nodes_probes.items()),
-        mesh=mesh,
-    )
+    scoring = scoring_of(what, first.components.model, data, width, first.global_tests != "never", first.nodes_probes)
+    sizes = (shape, layout.widths, layout.batching)
+    programs = compile_peer_programs(scoring, *sizes, tables, params, shapes, node_blocks=node_blocks, mesh=mesh)
     training = layout.dealt.lanes * max(temporary_bytes(program) for program in programs.train.values())
     needed += max(training, temporary_bytes(programs.write))
     if memory_limit is not None and needed > memory_limit:

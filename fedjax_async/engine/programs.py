@@ -18,16 +18,10 @@ from fedjax_async.engine import kernels, serving
 from fedjax_async.engine.compiling import jitted
 from fedjax_async.engine.components import Client, Server
 from fedjax_async.engine.devices import as_bytes, everywhere, placed, spread
+from fedjax_async.engine.evaluation import Metrics, RunTests, most_at_once
 from fedjax_async.engine.kernels import ClientJobs, JobKind
-from fedjax_async.engine.scoring import (
-    Measuring,
-    Scoring,
-    compiled_together,
-    evaluate,
-    evaluated,
-    measure,
-    reads_clients,
-)
+from fedjax_async.engine.measures import FineTuning, training_loss
+from fedjax_async.engine.scoring import Scoring, evaluate, evaluate_runs
 from fedjax_async.engine.sending import rule_at, state_of, write_messages
 from fedjax_async.engine.stack import Stack
 from fedjax_async.engine.stack_facts import StackFacts
@@ -194,10 +188,8 @@ class Programs(NamedTuple):
     buffers: Compiled
     train: dict[int, Compiled]  # by width
     receive: Callable[..., Any]  # compiled
-    evaluate: Compiled
+    scores: list[tuple[Scoring, Compiled]]  # for loss and accuracy and, if more is measured, for that
     by_ranks: bool  # whether the spans of ``receive`` count ranks, not positions
-    measure: Compiled | None = None  # measures more than loss and accuracy
-    reads_clients: bool = False  # whether ``measure`` reads the server's memory and the clients' states
     model: Compiled | None = None  # copies the model of an evaluation, for observers
     evaluate_runs: Compiled | None = None  # evaluates all runs at once; off a CPU
     keep: Compiled | None = None  # copies results to a lane's store
@@ -242,49 +234,55 @@ def compile_programs(stack: Stack, shapes: Shapes, *, mesh: Mesh | None = None, 
     ``models``: also the program that copies a model.
     """
     shed()
-    components, what = stack.members[0].components, _measuring(stack)
-    server, client, model = components.rule, components.client, components.model
-    layout, shape, facts, tables = stack.layout, stack.shape, stack.facts, stack.tables
-    tests, inputs = stack.tests[0], stack.inputs[0]
+    components, layout, shape = stack.members[0].components, stack.layout, stack.shape
+    server, client, facts, tables = components.rule, components.client, stack.facts, stack.tables
     by_ranks = shape.runs > 1 and layout.batching == "vmap"
     span = np.zeros(4, np.int32)
     carry, empty, store = shapes
-    kind = ClientJobs(client)
-    own = client if what.own_models else None
-    scoring = Scoring(model, server, own, facts, what.total, what.labels, what.per_client)
-    now = (np.zeros((), tables.norm_limit.dtype), np.zeros((), np.int32))
-    read, more, reads = evaluated(carry, what.own_models), None, reads_clients(model, what)
-    if inputs is not None:
-        made = measure(model, server, client, facts, what)
-        more = made.lower(tables, evaluated(carry, reads), span[0], now, *tests[:3], inputs).compile()
-    together = None
-    if stack.every_test is not None:
-        together = compiled_together(scoring, shape.runs, tables, stack.params, carry, stack.every_test)
+    scores, every = compiled_scores(stack, carry), stack.every_test
     return Programs(
         start=start(server, client, facts, shape.slot_count, mesh).lower(tables, stack.params).compile(),
         buffers=zeros(tree.frozen(empty), mesh).lower().compile(),
-        train=compiled_training(kind, layout.widths, layout.batching, tables, carry, empty, mesh),
+        train=compiled_training(ClientJobs(client), layout.widths, layout.batching, tables, carry, empty, mesh),
         receive=receive(server, facts, by_ranks, mesh, stack.grows)
         .lower(tables, carry, store or empty, span[:2])
         .compile(),
-        evaluate=evaluate(scoring).lower(tables, read, span[0], now, *tests).compile(),
+        scores=scores,
         by_ranks=by_ranks,
-        measure=more,
-        reads_clients=reads,
         model=model_of(server).lower(tables, carry.server, span[0]).compile() if models else None,
-        evaluate_runs=together,
+        evaluate_runs=every and compiled_together(scores[0][0], stack, carry, every),
         keep=None if store is None else keep(shape.capacity).lower(tables, store, empty, span[:2]).compile(),
     )
 
 
-def _measuring(stack: Stack) -> Measuring:
-    """What the programs of a stack that score depend on."""
-    first, layout, (_, test_y, owner, own_tests, _) = stack.members[0], stack.layout, stack.tests[0]
-    return Measuring(
-        first.measures._replace(training=None),  # its rows are among the inputs
-        own_models=own_tests is not None,
-        per_client=owner is not None,
-        labels=bool(jnp.issubdtype(test_y.dtype, jnp.integer)),
-        total=len(test_y),
-        width=layout.capacity if layout.batching == "vmap" else 1,
-    )
+def compiled_scores(stack: Stack, carry: kernels.Carry) -> list[tuple[Scoring, Compiled]]:
+    """The programs that score the runs of a stack: for loss and accuracy and, if more is measured, for that."""
+    first, (x, y, owner, inputs) = stack.members[0], stack.tests[0]
+    components, measures, own = first.components, first.measures, inputs.tests is not None
+    model, labels = components.model, bool(jnp.issubdtype(y.dtype, jnp.integer))
+    metrics, others = Metrics(model, labels), Metrics(model, None, measures.metrics)
+    facts = components.rule, components.client, stack.facts, len(y)
+    wanted = [(Scoring(metrics, metrics, *facts, own), inputs)]
+    if stack.inputs[0] is not None:
+        tuning = None
+        if measures.fine_tune:
+            width = stack.layout.capacity if stack.layout.batching == "vmap" else 1
+            tuning = FineTuning(metrics._replace(others=others.others), measures.tuner, measures.fine_tune, width)
+        own = own and bool(measures.metrics)
+        wanted.append((Scoring(others, training_loss(model), *facts, own, tuning), stack.inputs[0]))
+    now, found = (np.zeros((), stack.tables.norm_limit.dtype), np.zeros((), np.int32)), []
+    for what, more in wanted:
+        given = what.reads(carry), np.int32(0), now, x, y, owner, more
+        program = evaluate(what).lower(stack.tables, *given).compile()
+        found.append((what, program))
+    return found
+
+
+def compiled_together(what: Scoring, stack: Stack, carry: kernels.Carry, every_test: RunTests) -> Compiled:
+    """The compiled :func:`evaluate_runs`; ``every_test``: the tests of all runs, which have one test set."""
+    tables, runs = stack.tables, stack.shape.runs
+    one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), stack.params)
+    made = evaluate_runs(what, most_at_once(what.metrics.model, one, every_test[0], runs))
+    now = (np.zeros(runs, tables.norm_limit.dtype), np.zeros(runs, np.int32))
+    given = what.reads(carry), np.arange(runs, dtype=np.int32), now, *every_test
+    return made.lower(tables, *given).compile()

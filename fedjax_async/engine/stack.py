@@ -16,19 +16,18 @@ from fedjax_async.engine.evaluation import EvaluationPoints, RunTests
 from fedjax_async.engine.flat import said_of
 from fedjax_async.engine.kernels import Carry, JobBuffers
 from fedjax_async.engine.layout import Layout, digest
-from fedjax_async.engine.measures import NOTHING, Inputs, Measures
+from fedjax_async.engine.measures import NOTHING, Measures
 from fedjax_async.engine.probes import NO_PROBES, Probes, described, numbers_of, probe_table
 from fedjax_async.engine.record import EngineResult
 from fedjax_async.engine.scores import Evaluate, Moment, Scores, moments_due
-from fedjax_async.engine.scoring import evaluated
 from fedjax_async.engine.stack_facts import StackFacts
 from fedjax_async.engine.streaming import Feed
 from fedjax_async.engine.tables import DeviceTables, StackShape
 from fedjax_async.engine.watching import Watcher, is_ready
 from fedjax_async.types import Array, Facts, Key, Params, Schedule, ServerAlgorithm, State
 
-# Besides one training program per width: start, buffers, receive, evaluate.
-OTHER_PROGRAMS = 4
+# Besides those that train, one per width, and those that score: start, buffers, receive.
+OTHER_PROGRAMS = 3
 
 
 class Member(NamedTuple):
@@ -69,7 +68,7 @@ class Stack(NamedTuple):
     num_bytes: int = 0  # on the device while it runs: tables, carry, buffers and temporary memory of training
     feed: Feed | None = None
     sharding: NamedSharding | None = None  # of what every device holds
-    inputs: Sequence[Inputs | None] = ()  # per member: for what is measured besides loss and accuracy
+    inputs: Sequence[Any] = ()  # per member: Inputs of what is measured besides loss and accuracy, None without
     every_test: RunTests | None = None  # the tests of all runs together, if a program evaluates all of them at once
     grows: bool = False  # whether the layout is that of an extension of the runs' plans
 
@@ -161,7 +160,7 @@ class Stack(NamedTuple):
         state = states if self.shape.runs == 1 else jax.tree.map(lambda leaf: leaf[run], jax.device_get(states))
         rule = bound(member.components.rule, member.components.hyper)
         rows = watcher.ends[run][0] + 1 if run in watcher.ends else len(member.points.time)
-        programs = len(self.programs.train) + OTHER_PROGRAMS + (self.programs.measure is not None)
+        programs = len(self.programs.train) + OTHER_PROGRAMS + len(self.programs.scores)
         return EngineResult(
             params=watcher.ends[run][1] if run in watcher.ends else _model(rule, state, self.tables.norm_limit.dtype),
             scores=scores.columns(run, rows),
@@ -211,9 +210,9 @@ class Evaluator(NamedTuple):
         stack, programs, found = self.stack, self.stack.programs, []
         with jax.enable_x64(stack.tables.norm_limit.dtype == np.float64):  # each thread has its own setting
             whole = programs.evaluate_runs if 2 * len(due) > stack.shape.runs else None
-            scores = self._together(whole, carry, due) if whole else [self._one(carry, *moment) for moment in due]
+            scores = self._together(whole, carry, due) if whole else [self._one(0, carry, *moment) for moment in due]
             for moment, own in zip(due, scores):
-                found.append(own if programs.measure is None else own | self._measured(carry, *moment))
+                found.append(own if len(programs.scores) == 1 else own | self._one(1, carry, *moment))
                 model = None  # a copy of the run's model, if an observer may ask for it
                 if programs.model is not None and self.watcher.wants_model(moment[0]):
                     model = programs.model(stack.tables, carry.server, np.int32(moment[0]))
@@ -226,12 +225,12 @@ class Evaluator(NamedTuple):
         row = np.searchsorted(points.position, local)
         return np.asarray(points.time[row], self.stack.tables.norm_limit.dtype), np.asarray(points.steps[row], np.int32)
 
-    def _one(self, carry: Carry, run: int, local: int) -> dict[str, Any]:
-        stack, tests = self.stack, self.stack.tests[run]
-        seen = evaluated(carry, tests[3] is not None)
-        found: dict[str, Any] = stack.programs.evaluate(
-            stack.tables, seen, np.int32(run), self._now(run, local), *tests
-        )
+    def _one(self, k: int, carry: Carry, run: int, local: int) -> dict[str, Any]:
+        """What program ``k`` of those that score computes for a run, by name."""
+        stack, (what, program) = self.stack, self.stack.programs.scores[k]
+        *test, inputs = stack.tests[run]
+        given = what.reads(carry), np.int32(run), self._now(run, local), *test
+        found: dict[str, Any] = program(stack.tables, *given, stack.inputs[run] if k else inputs)
         return found
 
     def _together(self, whole: Callable[..., Any], carry: Carry, due: list[Moment]) -> list[dict[str, Any]]:
@@ -240,13 +239,6 @@ class Evaluator(NamedTuple):
         time, steps = np.zeros(len(runs), self.stack.tables.norm_limit.dtype), np.zeros(len(runs), np.int32)
         for run, local in due:
             time[run], steps[run] = self._now(run, local)
-        seen = evaluated(carry, stack.tests[0][3] is not None)
+        seen = stack.programs.scores[0][0].reads(carry)
         scores = whole(stack.tables, seen, runs, (time, steps), *(stack.every_test or ()))
         return [{name: OneOf(values, run) for name, values in scores.items()} for run, _ in due]
-
-    def _measured(self, carry: Carry, run: int, local: int) -> dict[str, Any]:
-        """What a run measures besides loss and accuracy, by name."""
-        stack, programs = self.stack, self.stack.programs
-        given = evaluated(carry, programs.reads_clients), np.int32(run), self._now(run, local), *stack.tests[run][:3]
-        found: dict[str, Any] = programs.measure(stack.tables, *given, stack.inputs[run])
-        return found

@@ -15,10 +15,18 @@ from fedjax_async.engine.batches import Cutting
 from fedjax_async.engine.components import Components, facts_of, first_states
 from fedjax_async.engine.defaults import default_batching, default_width, width_costs
 from fedjax_async.engine.devices import TooLarge, everywhere, temporary_bytes, to_devices
-from fedjax_async.engine.evaluation import EvaluationPoints, RunTests, differs, own_tests, owners, validation_part
+from fedjax_async.engine.evaluation import (
+    EvaluationPoints,
+    Inputs,
+    RunTests,
+    differs,
+    own_tests,
+    owners,
+    validation_part,
+)
 from fedjax_async.engine.flat import flattened
 from fedjax_async.engine.layout import Layout, make_layout
-from fedjax_async.engine.measures import NOTHING, Inputs, Measures, inputs_of, require_measurable
+from fedjax_async.engine.measures import NOTHING, Measures, inputs_of, require_measurable
 from fedjax_async.engine.probes import NO_PROBES, resolved_probes
 from fedjax_async.engine.programs import compile_programs, shapes_of
 from fedjax_async.engine.stack import Member, Stack
@@ -110,7 +118,7 @@ def shape_of(layout: Layout) -> StackShape:
 def held_out(
     members: Sequence[Member], *, per_client: bool, own: bool, sharding: NamedSharding | None
 ) -> list[RunTests]:
-    """Per member, on the device: test inputs, targets, the test examples of each client, own tests, validation part.
+    """Per member, on the device: test inputs, targets, the test examples of each client, own tests and validation part.
 
     ``own``: whether clients have models of their own, which are evaluated on their own tests; without, those are None.
     So are the examples of each client without ``per_client``.
@@ -118,14 +126,11 @@ def held_out(
     data = [m.components.data for m in members]
     shared = to_devices({id(d.test_x): (d.test_x, d.test_y) for d in data}, sharding)
     held_back = max(0 if (part := validation_part(d)) is None else len(part.order) for d in data)
-    split = [
-        (
-            owners(d) if per_client else None,
-            own_tests(d, m.schedule) if own else None,
-            validation_part(d, padded_length(held_back, 512)),  # equally long for runs that share a program
-        )
-        for d, m in zip(data, members)
-    ]
+    split = []
+    for d, m in zip(data, members):
+        part = validation_part(d, padded_length(held_back, 512))  # equally long for runs that share a program
+        inputs = Inputs(own_tests(d, m.schedule) if own else None, {} if part is None else {"validation_": part})
+        split.append((owners(d) if per_client else None, inputs))
     return [(*shared[id(d.test_x)], *to_devices(one, sharding)) for d, one in zip(data, split)]
 
 

@@ -359,12 +359,17 @@ def client_data(tables: JobTables, position: Array) -> ClientData:
     return ClientData(tables.x, tables.y, tables.order, tables.offset[position], tables.size[position])
 
 
-def parts_at(tables: JobTables, position: Array) -> DataParts:
-    """The examples, held-out ones too, of the client whose job is at ``position``."""
-    held, who = tables.held, tables.owner[position]
+def held_parts(tables: JobTables, who: Array) -> tuple[ClientData, ClientData]:
+    """The test and the validation part of a client; ``who``: its row in tables of clients."""
+    held = tables.held
 
     def part(x: Array, y: Array, rows: tuple[Array, Array, Array]) -> ClientData:
         return ClientData(x, y, rows[0], rows[1][who], rows[2][who])
 
-    validation, test = part(tables.x, tables.y, held.validation), part(held.x, held.y, held.test)
+    return part(held.x, held.y, held.test), part(tables.x, tables.y, held.validation)
+
+
+def parts_at(tables: JobTables, position: Array) -> DataParts:
+    """The examples, held-out ones too, of the client whose job is at ``position``."""
+    test, validation = held_parts(tables, tables.owner[position])
     return DataParts(client_data(tables, position), validation, test)

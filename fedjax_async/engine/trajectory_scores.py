@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from fedjax_async.engine.components import Components
-from fedjax_async.engine.evaluation import mean_scores, validation_part
+from fedjax_async.engine.evaluation import Metrics, validation_part
 from fedjax_async.types import Array, Params
 
 
@@ -51,13 +51,12 @@ def make_score(components: Components) -> Callable[[Params], dict[str, Array]]:
     if part is not None:
         rows = np.asarray(part.order)
         sets["validation_"] = (jnp.asarray(data.x[rows]), jnp.asarray(data.y[rows]))
-    labels = bool(np.issubdtype(data.test_y.dtype, np.integer))
+    metrics = Metrics(model, bool(np.issubdtype(data.test_y.dtype, np.integer)))
 
     def score(params: Params) -> dict[str, Array]:
         found: dict[str, Array] = {}
         for prefix, (x, y) in sets.items():
-            means = mean_scores(model, params, x, y, total=len(y), labels=labels)
-            found |= {prefix + name: value for name, value in means.items()}
+            found |= {prefix + name: value for name, value in metrics.whole(params, x, y, len(y)).items()}
         return found
 
     return score

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedjax_async.base import check
-from fedjax_async.engine.evaluation import mean_scores
+from fedjax_async.engine.evaluation import Metrics
 from fedjax_async.geometry import Plane, bezier, plane_point
 from fedjax_async.geometry.families import CurvePath
 from fedjax_async.types import Array, Model, Params
@@ -36,7 +36,7 @@ def scores(model: Model, total: int, *, labels: bool = True) -> Measure:
     The same arguments give the same function, so programs compiled for it are used again.
     """
     check.whole("total", total)
-    return jax.jit(partial(mean_scores, model, total=total, labels=labels))
+    return jax.jit(partial(Metrics(model, labels).whole, total=total))
 
 
 @partial(jax.jit, static_argnames=("measure", "point", "batch"))

@@ -88,11 +88,11 @@ def test_without_loops_of_unknown_length_runs_side_by_side_equal_the_oracle(dela
 def test_runs_that_are_due_at_the_same_time_are_evaluated_in_one_call():
     stack, calls = stack_of(*seeds("fedasync", EQUAL), **LAYOUT), []
 
-    def counting(name):
-        program = getattr(stack.programs, name)
+    def counting(name, program):
         return lambda *given: calls.append(name) or program(*given)
 
-    counted = {name: counting(name) for name in ("evaluate", "evaluate_runs")}
+    ((what, one),), runs = stack.programs.scores, stack.programs.evaluate_runs
+    counted = {"scores": [(what, counting("evaluate", one))], "evaluate_runs": counting("evaluate_runs", runs)}
     run_stack(stack._replace(programs=stack.programs._replace(**counted)))
     assert calls == ["evaluate_runs"] * len(stack.members[0].points.time)
 

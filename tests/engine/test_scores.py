@@ -24,15 +24,8 @@ from fedjax_async.data import Federation, federate
 from fedjax_async.data.federated import client_rows
 from fedjax_async.engine import programs, reference_scores, run_reference, run_waves
 from fedjax_async.engine.client_scores import client_columns
-from fedjax_async.engine.evaluation import Owned, mean_scores, owners, validation_part
-from fedjax_async.engine.measures import (
-    FINE_TUNING,
-    Measures,
-    Sample,
-    over_clients,
-    require_measurable,
-    training_rows,
-)
+from fedjax_async.engine.evaluation import Metrics, Owned, over, owners, validation_part
+from fedjax_async.engine.measures import FINE_TUNING, FineTuning, Measures, Sample, require_measurable, training_rows
 from fedjax_async.local import job_key, local_training, run_job
 from fedjax_async.models import METRICS, Metric
 from fedjax_async.types import ClientData, Info, Message, Model, ServerAlgorithm
@@ -185,7 +178,7 @@ def test_models_in_bfloat16_are_scored_in_float32():
     y, owner = (x[:, 0] > 1).astype(np.int32), np.repeat([0, 1], [300, 20]).astype(np.int32)
     params = {"w": jnp.ones((1, 1), jnp.bfloat16)}
     rows = Owned(np.arange(320), owner)
-    found = mean_scores(model, params, x, y, rows, total=320, labels=True, num_clients=2)
+    found = Metrics(model, labels=True).whole(params, x, y, 320, rows, 2)
     oracle = reference_scores.Tests(model, x, y).whole(params, [np.flatnonzero(owner == who) for who in (0, 1)])
     for name, values in (("loss", x[:, 0].astype(np.float64)), ("accuracy", y == 0)):
         want = [values[owner == who].mean() for who in (0, 1)]
@@ -223,9 +216,8 @@ def test_measures_equal_the_oracle_and_the_run_is_unchanged_to_the_last_bit():
 def tuned():
     """A run in which two clients are tuned at a time, as those of a batch: its case, measures and result."""
     asked = Measures(ALL.metrics[:1], Sample(), fine_tune=3, tuner=TUNER)
-    measuring = programs._measuring
     with jax.enable_x64(True), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(programs, "_measuring", lambda stack: measuring(stack)._replace(width=2))
+        patch.setattr(programs, "FineTuning", lambda metrics, tuner, steps, width: FineTuning(metrics, tuner, steps, 2))
         given = problem("fedbuff", private=False, updates=9)
         return given, asked, run_waves(*given, measures=asked)
 
@@ -264,7 +256,7 @@ def test_training_loss_and_fine_tuning_by_hand(tuned):
 
 @pytest.mark.parametrize(("count", "width"), [(1, 1), (1, 12), (5, 5), (6, 3), (9, 4), (9, 12)])
 def test_every_client_is_visited_once(count, width):
-    found = over_clients(lambda i: {"i": i, "pair": jnp.stack([i, 2 * i])}, count, width)
+    found = over(lambda i: {"i": i, "pair": jnp.stack([i, 2 * i])}, count, width)
     np.testing.assert_array_equal(found["i"], np.arange(count))
     np.testing.assert_array_equal(found["pair"], np.stack([np.arange(count), 2 * np.arange(count)], 1))
 
