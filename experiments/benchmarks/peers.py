@@ -40,8 +40,8 @@ from fedjax_async.engine import default_lanes
 from fedjax_async.engine.components import Components
 from fedjax_async.engine.peer_reference import run_peer_reference
 from fedjax_async.engine.peer_run import PeerStack, make_peer_member, make_peer_stack, peer_layout_of
-from fedjax_async.engine.peer_tables import peer_shape
 from fedjax_async.engine.run import run_stack
+from fedjax_async.engine.stacking import shape_of
 from fedjax_async.local import local_steps
 from fedjax_async.local.anchored import anchored_training
 from fedjax_async.models import decoded, make
@@ -91,7 +91,7 @@ def compiled(given: tuple[Any, ...], lanes: int | None) -> PeerStack:
     """The compiled run on the device, laid out as by ``run_peer_waves``."""
     members = [make_peer_member(*given, global_tests="never")]
     layout = peer_layout_of(members, lanes=lanes or default_lanes(), batching="loop")
-    return make_peer_stack(members, layout, peer_shape(layout))
+    return make_peer_stack(members, layout, shape_of(layout))
 
 
 def calls_of(given: tuple[Any, ...], a: argparse.Namespace) -> dict[str, Callable[[], Any]]:

@@ -41,9 +41,9 @@ from fedjax_async.engine.peer_probes import split_probes
 from fedjax_async.engine.peer_record import planned_columns, record_peers, scores_of_nodes
 from fedjax_async.engine.peer_reference import run_peer_reference
 from fedjax_async.engine.peer_run import make_peer_member, make_peer_stack, peer_layout_of, run_peer_waves
-from fedjax_async.engine.peer_tables import peer_shape
 from fedjax_async.engine.record import EngineResult
 from fedjax_async.engine.run import Ready, run_stack
+from fedjax_async.engine.stacking import shape_of
 from fedjax_async.engine.tables import rows_of
 from fedjax_async.local import local_steps
 from fedjax_async.peers import Delivery, Exchange, PeerSchedule, plan_peers, topologies
@@ -115,7 +115,7 @@ def _stack(global_tests: str, each: Sequence[Experiment], **options: Any) -> Rea
         for e in each
     ]  # fmt: skip
     layout = peer_layout_of(members, batching=each[0].settings.batching, **options)
-    shape = peer_shape(layout)._replace(rows=rows_of([e.components.data for e in each]))
+    shape = shape_of(layout)._replace(rows=rows_of([e.components.data for e in each]))
     make = partial(make_peer_stack, members, layout)
     return Ready(len(layout.source), shape, lambda shape, models: partial(run_stack, make(shape)))
 

@@ -25,11 +25,11 @@ from fedjax_async.engine.components import (
 )
 from fedjax_async.engine.evaluation import EvaluationPoints
 from fedjax_async.engine.measures import NOTHING, Measures
+from fedjax_async.engine.members import Member
 from fedjax_async.engine.probes import NO_PROBES
 from fedjax_async.engine.record import EngineResult, Traffic, make_run
 from fedjax_async.engine.reference import run_reference
 from fedjax_async.engine.run import Ready, run_member, run_stack
-from fedjax_async.engine.stack import Member
 from fedjax_async.engine.stacking import layout_of, make_member, make_stack, shape_of
 from fedjax_async.engine.tables import rows_of
 from fedjax_async.types import FederatedData, Key, Params, Probe, Run, Schedule

@@ -29,11 +29,11 @@ from fedjax_async.engine.flat import flattened, said_of
 from fedjax_async.engine.growing_layout import GrowingLayout, Room, growing_layout
 from fedjax_async.engine.growing_stack import GrowingStack
 from fedjax_async.engine.loop import go_on, snapshot_of
+from fedjax_async.engine.members import Member
 from fedjax_async.engine.outset import Outset
 from fedjax_async.engine.probes import described
 from fedjax_async.engine.record import EngineResult
 from fedjax_async.engine.scores import Moment, Scores
-from fedjax_async.engine.stack import Member
 from fedjax_async.engine.stack_facts import StackFacts, first_facts, stack_facts
 from fedjax_async.engine.stacking import layout_of, make_member, shape_of
 from fedjax_async.engine.tables import StackShape

@@ -22,8 +22,9 @@ from fedjax_async.engine.growing_layout import GrowingLayout, Room
 from fedjax_async.engine.growing_tables import GrowingTables, Sizes, clients_of, extension_rows
 from fedjax_async.engine.kernels import Carry, ClientJobs, JobBuffers
 from fedjax_async.engine.loop import advance
+from fedjax_async.engine.members import Member
 from fedjax_async.engine.scores import Scores
-from fedjax_async.engine.stack import Member, Stack
+from fedjax_async.engine.stack import Stack
 from fedjax_async.engine.stack_facts import StackFacts, following, power_above
 from fedjax_async.engine.stacking import placed
 from fedjax_async.engine.tables import StackShape, lasting_tables, padded_length
@@ -73,17 +74,9 @@ class GrowingStack:
         ``members``: the runs, with what is applied of the extension, and their nominal schedules.
         """
         shape, facts = self._needed(layout)
-        data = [m.components.data for m in members]
-        lasting, begins = lasting_tables(
-            shape,
-            data,
-            [m.key for m in members],
-            [m.components.hyper for m in members],
-            [m.norm_limit for m in members],
-            [m.facts for m in members],
-            [m.probes for m in members],
-        )
-        self._lasting, self._clients = to_devices(lasting, None), clients_of(data, begins)
+        lasting, begins = lasting_tables(shape, members)
+        self._lasting = to_devices(lasting, None)
+        self._clients = clients_of([m.components.data for m in members], begins)
         tables = self._tables_of(layout, shape, facts)
         stack = placed(members, cast(Any, layout), shape, facts, per_client=self._per_client, tables=tables)
         self.stack = stack._replace(grows=True)

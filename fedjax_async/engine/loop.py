@@ -14,8 +14,8 @@ from jax.sharding import NamedSharding
 from fedjax_async.engine.batches import Lanes
 from fedjax_async.engine.checkpoint import Keeper, Snapshot
 from fedjax_async.engine.devices import to_devices
-from fedjax_async.engine.evaluation import EvaluationPoints
 from fedjax_async.engine.kernels import Carry, JobBuffers
+from fedjax_async.engine.members import Member
 from fedjax_async.engine.record import Progress, refuse
 from fedjax_async.engine.scores import Evaluate, Scores
 from fedjax_async.engine.streaming import Feed
@@ -27,15 +27,6 @@ from fedjax_async.types import Array, Params
 # would run ahead of the training.
 TURNS_AHEAD = 8
 CHECK_EVERY = 4  # turns between two checks of how far the device is; each check costs a transfer
-
-
-class Trained(Protocol):
-    """What the loop reads of a run."""
-
-    @property
-    def points(self) -> EvaluationPoints: ...
-    @property
-    def applied(self) -> np.ndarray: ...  # bool[E], false: an upload that never arrives cannot be rejected
 
 
 class LaidOut(Protocol):
@@ -58,7 +49,7 @@ class SideBySide(Protocol[Tables]):
     """
 
     @property
-    def members(self) -> Sequence[Trained]: ...
+    def members(self) -> Sequence[Member]: ...
     @property
     def layout(self) -> LaidOut: ...
     @property

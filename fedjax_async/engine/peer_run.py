@@ -13,62 +13,39 @@ from jax.stages import Compiled
 
 from fedjax_async.base import check, tree
 from fedjax_async.engine.components import Components
-from fedjax_async.engine.devices import TooLarge, everywhere, temporary_bytes, to_devices
+from fedjax_async.engine.devices import TooLarge, everywhere, temporary_bytes
 from fedjax_async.engine.evaluation import EvaluationPoints
 from fedjax_async.engine.execution import Execution
 from fedjax_async.engine.flat import flattened, said_of
 from fedjax_async.engine.kernels import Carry, JobBuffers
 from fedjax_async.engine.layout import Layout, digest
+from fedjax_async.engine.members import Member
 from fedjax_async.engine.peer_evaluation import scoring_of
 from fedjax_async.engine.peer_kernels import NodeJobs
 from fedjax_async.engine.peer_layout import ORDERS, make_peer_layout
 from fedjax_async.engine.peer_points import GLOBAL_TESTS, checked_points, online
-from fedjax_async.engine.peer_probes import NodesProbes, event_table, nodes_tables, split_probes, without_probes
+from fedjax_async.engine.peer_probes import event_table, nodes_tables, split_probes, without_probes
 from fedjax_async.engine.peer_programs import PeerPrograms, compile_peer_programs, peer_shapes
-from fedjax_async.engine.peer_tables import PeerTables, make_peer_tables, peer_shape
-from fedjax_async.engine.probes import Probes, described, numbers_of
+from fedjax_async.engine.peer_tables import PeerTables, make_peer_tables
+from fedjax_async.engine.probes import described, numbers_of
 from fedjax_async.engine.record import EngineResult
 from fedjax_async.engine.run import run_alone
 from fedjax_async.engine.scores import Scores, moments_due
-from fedjax_async.engine.stacking import cutting_of
+from fedjax_async.engine.stacking import cutting_of, params_of, shape_of
 from fedjax_async.engine.streaming import Feed, feed_of
 from fedjax_async.engine.tables import StackShape
 from fedjax_async.engine.trainers import Trainers
 from fedjax_async.engine.watching import Watcher
 from fedjax_async.peers.schedule import PeerSchedule
-from fedjax_async.types import Array, Key, Params
+from fedjax_async.types import Array, Facts, Key, Params
 
 NodesTrainers = Trainers[PeerTables]
-
-
-class PeerMember(NamedTuple):
-    """One run of a stack, before it is laid out; :func:`make_peer_member` makes one."""
-
-    components: Components
-    schedule: PeerSchedule
-    params: Params
-    key: Key
-    times: np.ndarray  # float64[V], of the evaluations
-    norm_limit: float
-    probes: Probes
-    nodes_probes: NodesProbes
-    global_tests: str
-
-    @property
-    def points(self) -> EvaluationPoints:
-        """The evaluations. The position of an evaluation is its row: which nodes are online depends on its time."""
-        return EvaluationPoints(np.arange(len(self.times)), self.times)
-
-    @property
-    def applied(self) -> np.ndarray:
-        """Every upload is one that the node pushes; bool[E]."""
-        return np.ones(len(self.schedule.client), np.bool_)
 
 
 class PeerStack(NamedTuple):
     """Decentralised runs that advance side by side, laid out, moved to the device and compiled: ``loop.SideBySide``."""
 
-    members: Sequence[PeerMember]
+    members: Sequence[Member]
     layout: Layout
     shape: StackShape
     tables: PeerTables
@@ -103,11 +80,11 @@ class PeerStack(NamedTuple):
         self, watcher: Watcher, trainers: NodesTrainers
     ) -> Callable[[Carry, list[tuple[int, int]]], list[dict[str, Any]]]:
         """The evaluation of runs; the lanes of ``trainers`` score some of the nodes each."""
-        seen = [online(m.schedule, m.times) for m in self.members]
+        seen = [online(m.schedule, m.points.time) for m in self.members]
 
         def scored(carry: Carry, run: int, row: int) -> dict[str, Any]:
             member, rows, which = self.members[run], carry.memory, np.int32(run)
-            now = member.global_tests == "all" or row in (0, len(member.times) - 1)
+            now = member.global_tests == "all" or row in (0, len(member.points.time) - 1)
             with jax.enable_x64(self.x64):
                 parts = self._parts(trainers, carry, run, self.programs.whole if now else None)
                 given = (self.tables, rows, which, seen[run][row], parts, np.array(now))
@@ -168,7 +145,7 @@ class PeerStack(NamedTuple):
         """The result of a run."""
         member, layout = self.members[run], self.layout
         schedule, until = member.schedule, self.until(carry, watcher, run)[0]
-        rows = watcher.ends[run][0] + 1 if run in watcher.ends else len(member.times)
+        rows = watcher.ends[run][0] + 1 if run in watcher.ends else len(member.points.time)
         columns = scores.columns(run, rows)
         sorting = np.argsort(layout.slots.orders[run][:until])
         events, position = layout.slots.orders[run][:until][sorting], layout.positions[run][:until][sorting]
@@ -199,20 +176,20 @@ class PeerStack(NamedTuple):
                 "device_memory_bytes": self.num_bytes,
             },
             events=events,
-            probes=tables | nodes_tables(member.nodes_probes, columns, member.times[:rows]),
+            probes=tables | nodes_tables(member.nodes_probes, columns, member.points.time[:rows]),
             rows=rows,
             kept=watcher.kept.get(run),
         )
 
 
-def peer_layout_of(members: Sequence[PeerMember], *, order: str = "waves", **options: Any) -> Layout:
+def peer_layout_of(members: Sequence[Member], *, order: str = "waves", **options: Any) -> Layout:
     """The layout of a stack. ``order``: one of ``ORDERS``; the other options are those of ``stacking.cutting_of``."""
     cut = cutting_of(members[0].components, members[0].params, **options)
-    return make_peer_layout([m.schedule for m in members], [m.times for m in members], cut, order=order)
+    return make_peer_layout([m.schedule for m in members], [m.points.time for m in members], cut, order=order)
 
 
 def make_peer_stack(
-    members: Sequence[PeerMember],
+    members: Sequence[Member],
     layout: Layout,
     shape: StackShape,
     *,
@@ -224,13 +201,10 @@ def make_peer_stack(
     first, data, sharding = members[0], [m.components.data for m in members], everywhere(mesh)
     client = np.concatenate([s.client for s in layout.schedules])[layout.source]
     feed = feed_of(client, layout.dealt, data[0], sharding) if data[0].streamed else None
-    given = ([m.key for m in members], [m.components.hyper for m in members], [m.norm_limit for m in members])
-    tables = make_peer_tables(layout, shape, data, *given, [m.probes for m in members], feed=feed, sharding=sharding)
+    tables = make_peer_tables(layout, shape, members, feed, sharding)
     functions = tuple((name, probe.function) for name, probe in first.probes.items())
     what = NodeJobs(first.components.rule, first.components.client, functions, _longest(layout, bool(functions)))
-    every = [m.params for m in members] + [first.params] * (shape.runs - len(members))
-    params = every[0] if shape.runs == 1 else jax.tree.map(lambda *leaves: np.stack(leaves), *every)
-    params = to_devices(params, sharding)
+    params = params_of(members, shape, sharding)
     shapes = peer_shapes(what, shape, layout.batching, tables, params, mesh)
     fixed = tree.num_bytes((tables._replace(key=()), shapes.carry))
     needed = fixed + layout.dealt.lanes * tree.num_bytes(shapes.buffers)
@@ -295,7 +269,7 @@ def run_peer_waves(
         while True:
             layout = peer_layout_of(members, order=orders[0], **options)
             try:
-                return make_peer_stack(members, layout, peer_shape(layout), mesh=mesh, memory_limit=limit)
+                return make_peer_stack(members, layout, shape_of(layout), mesh=mesh, memory_limit=limit)
             except TooLarge:
                 if len(orders) == 1:
                     raise
@@ -315,11 +289,14 @@ def make_peer_member(
     norm_limit: float = float("inf"),
     global_tests: str = "all",
     probes: Mapping[str, Any] | None = None,
-) -> PeerMember:
+) -> Member:
     """Collect and check what a run consists of; ``ValueError`` for parts that do not fit together."""
     nodes = len(components.data.size)
     check.require(schedule.num_clients == nodes, "schedule.num_clients", schedule.num_clients, f"{nodes}, as the data")
-    of_events, of_nodes = split_probes(probes, components.data, len(schedule.client))
-    times = checked_points(points)
-    known = (norm_limit, of_events, of_nodes, global_tests)
-    return PeerMember(components, schedule, params, key, times, *known)
+    events = len(schedule.client)
+    of_events, of_nodes = split_probes(probes, components.data, events)
+    # the position of an evaluation is its row: which nodes are online depends on its time
+    times, applied = checked_points(points), np.ones(events, np.bool_)
+    rows = EvaluationPoints(np.arange(len(times)), times)
+    given: dict[str, Any] = {"probes": of_events, "nodes_probes": of_nodes, "global_tests": global_tests}
+    return Member(components, schedule, params, key, rows, norm_limit, applied, Facts(nodes), **given)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -12,8 +12,8 @@ from jax.typing import DTypeLike
 
 from fedjax_async.engine.devices import to_devices
 from fedjax_async.engine.layout import Layout
+from fedjax_async.engine.members import Member
 from fedjax_async.engine.peer_probes import chosen_events
-from fedjax_async.engine.probes import Probes
 from fedjax_async.engine.streaming import Feed
 from fedjax_async.engine.tables import (
     HeldOut,
@@ -23,14 +23,9 @@ from fedjax_async.engine.tables import (
     of_jobs,
     of_runs,
     padded,
-    padded_length,
 )
-from fedjax_async.engine.widths import ladder
 from fedjax_async.peers.statistics import corrupt_entries, mass_after_mixing
-from fedjax_async.types import Array, FederatedData, Key
-
-# The least number of slots, so that small runs of different methods share programs.
-LEAST_SLOTS = 12
+from fedjax_async.types import Array, Key
 
 
 class PeerTables(NamedTuple):
@@ -67,32 +62,10 @@ class PeerTables(NamedTuple):
     held: HeldOut
 
 
-def peer_shape(layout: Layout) -> StackShape:
-    """The sizes that the layout's tables need, rounded up so that similar runs share programs."""
-    slots = max(LEAST_SLOTS, layout.slots.count)
-    return StackShape(
-        runs=len(layout.schedules),
-        num_clients=layout.schedules[0].num_clients,
-        capacity=layout.capacity,
-        positions=padded_length(len(layout.source) + layout.capacity),
-        entries=padded_length(len(layout.slots.entry) + 1),
-        slot_count=next(s for s in ladder(2 * slots) if s >= slots),
-        fragments=layout.schedules[0].fragments,
-    )
-
-
 def make_peer_tables(
-    layout: Layout,
-    shape: StackShape,
-    data: Sequence[FederatedData],
-    keys: Sequence[Key],
-    hyper: Sequence[Mapping[str, float]],
-    norm_limit: Sequence[float],
-    probes: Sequence[Probes],
-    feed: Feed | None = None,
-    sharding: NamedSharding | None = None,
+    layout: Layout, shape: StackShape, members: Sequence[Member], feed: Feed | None, sharding: NamedSharding | None
 ) -> PeerTables:
-    """Move data and plans to the device; one entry per run. ``feed``: of streamed data, sent batch by batch."""
+    """Move data and plans to the device. ``feed``: of streamed data, sent batch by batch."""
     schedules, source, real = layout.schedules, layout.source, jnp.result_type(float)
     column = Stacked(source, shape.positions)
 
@@ -102,8 +75,8 @@ def make_peer_tables(
     slot = np.full((shape.positions, shape.fragments), -1, np.int32)
     slot[: len(source)] = layout.slots.slot
     jobs = [s.client for s in schedules], [s.number for s in schedules], [s.local_steps for s in schedules]
-    found, begins = of_runs(shape, data, keys, hyper, norm_limit, feed)
-    found |= of_jobs(column, shape, layout, data, jobs, begins, feed)
+    found, begins = of_runs(shape, members, feed)
+    found |= of_jobs(column, shape, layout, members, jobs, begins, feed)
     found |= {
         "mass": column([mass_after_mixing(s) for s in schedules], real),
         "kept": column([s.mass for s in schedules], real),
@@ -112,9 +85,10 @@ def make_peer_tables(
         "inbox_slot": padded(layout.slots.entry_slot, shape.entries, np.int32),
         "inbox_weight": of_entries([s.weight for s in schedules], real),
         "inbox_corrupt": of_entries([corrupt_entries(s) for s in schedules], np.bool_),
-        "held": held_out_tables(data, shape),
+        "held": held_out_tables(members, shape),
         "chosen": {
-            name: column([chosen_events(p, s)[name] for p, s in zip(probes, schedules)], np.bool_) for name in probes[0]
+            name: column([chosen_events(m.probes, m.schedule)[name] for m in members], np.bool_)
+            for name in members[0].probes
         },
     }
     return PeerTables(**to_devices(found, sharding))

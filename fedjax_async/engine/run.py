@@ -21,8 +21,9 @@ from fedjax_async.engine.evaluation import EvaluationPoints
 from fedjax_async.engine.execution import Execution
 from fedjax_async.engine.loop import SideBySide, advance, restored
 from fedjax_async.engine.measures import NOTHING, Measures
+from fedjax_async.engine.members import Member
 from fedjax_async.engine.record import EngineResult, Progress
-from fedjax_async.engine.stack import Member, Stack
+from fedjax_async.engine.stack import Stack
 from fedjax_async.engine.stacking import layout_of, make_member, make_stack, shape_of
 from fedjax_async.engine.tables import StackShape
 from fedjax_async.engine.trainers import Tables, Trainers

@@ -11,38 +11,23 @@ from jax.sharding import NamedSharding
 from numpy.typing import DTypeLike
 
 from fedjax_async.clock.record import SLACK
-from fedjax_async.engine.components import Components, bound
-from fedjax_async.engine.evaluation import EvaluationPoints, RunTests
+from fedjax_async.engine.components import bound
+from fedjax_async.engine.evaluation import RunTests
 from fedjax_async.engine.flat import said_of
 from fedjax_async.engine.kernels import Carry, JobBuffers
 from fedjax_async.engine.layout import Layout, digest
-from fedjax_async.engine.measures import NOTHING, Measures
-from fedjax_async.engine.probes import NO_PROBES, Probes, described, numbers_of, probe_table
+from fedjax_async.engine.members import Member
+from fedjax_async.engine.probes import described, numbers_of, probe_table
 from fedjax_async.engine.record import EngineResult
 from fedjax_async.engine.scores import Evaluate, Moment, Scores, moments_due
 from fedjax_async.engine.stack_facts import StackFacts
 from fedjax_async.engine.streaming import Feed
 from fedjax_async.engine.tables import DeviceTables, StackShape
 from fedjax_async.engine.watching import Watcher, is_ready
-from fedjax_async.types import Array, Facts, Key, Params, Schedule, ServerAlgorithm, State
+from fedjax_async.types import Array, Params, ServerAlgorithm, State
 
 # Besides those that train, one per width, and those that score: start, buffers, receive.
 OTHER_PROGRAMS = 3
-
-
-class Member(NamedTuple):
-    """One run of a stack, before it is laid out; :func:`make_member` makes one."""
-
-    components: Components
-    schedule: Schedule  # its arrivals include the jobs that are trained in vain
-    params: Params
-    key: Key
-    points: EvaluationPoints  # positions count arrivals of ``schedule``
-    norm_limit: float
-    applied: np.ndarray  # bool[E], which of its arrivals the server applies; the others are trained in vain
-    facts: Facts  # what is known of the run before it starts
-    probes: Probes = NO_PROBES
-    measures: Measures = NOTHING
 
 
 class Recorded(NamedTuple):

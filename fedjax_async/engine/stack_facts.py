@@ -10,24 +10,10 @@ import numpy as np
 
 from fedjax_async.engine.batches import Lanes
 from fedjax_async.engine.layout import Layout
-from fedjax_async.engine.probes import Probes
+from fedjax_async.engine.members import Member
 from fedjax_async.engine.tables import StackShape, group_ends
-from fedjax_async.types import Facts, Schedule
 
 AT_ONCE = 4  # arrivals in a pass of a loop on an accelerator
-
-
-class Arriving(Protocol):
-    """What is read of the members of a stack."""
-
-    @property
-    def schedule(self) -> Schedule: ...
-    @property
-    def applied(self) -> np.ndarray: ...
-    @property
-    def probes(self) -> Probes: ...
-    @property
-    def facts(self) -> Facts: ...
 
 
 class Messages(Protocol):
@@ -60,7 +46,7 @@ class StackFacts(NamedTuple):
     at_once: int = 1
 
 
-def first_facts(members: Sequence[Arriving], all_applied: bool) -> StackFacts:
+def first_facts(members: Sequence[Member], all_applied: bool) -> StackFacts:
     """What programs depend on before anything is planned."""
     return StackFacts(
         members[0].facts.num_clients,
@@ -72,19 +58,18 @@ def first_facts(members: Sequence[Arriving], all_applied: bool) -> StackFacts:
 
 
 def stack_facts(
-    members: Sequence[Arriving], layout: Layout, shape: StackShape, all_applied: bool | None = None
+    members: Sequence[Member], layout: Layout, shape: StackShape, all_applied: bool | None = None
 ) -> StackFacts:
     """What the compiled programs of a stack depend on; ``all_applied``: by default as in the members' schedules.
 
     Of runs whose plans grow, the layout of their nominal plans gives what is expected; :func:`following` corrects it.
     """
-    applied = [m.applied for m in members]
-    facts = first_facts(members, bool(np.all(np.concatenate(applied))) if all_applied is None else all_applied)
+    facts = first_facts(members, all(m.applied.all() for m in members) if all_applied is None else all_applied)
     facts = following(facts, layout, shape)
     if facts.messages is None or shape.runs > 1:
         return facts
     # in groups if an arrival in two, or fewer, closes a step or is followed by messages
-    grouped = 2 * len(group_ends(layout, applied, facts.every_closes)) <= len(layout.run)
+    grouped = 2 * len(group_ends(layout, members)) <= len(layout.run)
     several = facts.all_applied and not facts.probes and (grouped or facts.every_closes)
     return facts._replace(grouped=grouped, at_once=AT_ONCE if several else 1)
 

@@ -25,14 +25,15 @@ from fedjax_async.engine.evaluation import (
     validation_part,
 )
 from fedjax_async.engine.flat import flattened
-from fedjax_async.engine.layout import Layout, make_layout
+from fedjax_async.engine.layout import Layout, MergedSlots, make_layout
 from fedjax_async.engine.measures import NOTHING, Measures, inputs_of, require_measurable
+from fedjax_async.engine.members import Member
 from fedjax_async.engine.probes import NO_PROBES, resolved_probes
 from fedjax_async.engine.programs import compile_programs, shapes_of
-from fedjax_async.engine.stack import Member, Stack
+from fedjax_async.engine.stack import Stack
 from fedjax_async.engine.stack_facts import StackFacts, stack_facts
 from fedjax_async.engine.streaming import make_feed
-from fedjax_async.engine.tables import StackShape, make_tables, padded_length
+from fedjax_async.engine.tables import DeviceTables, StackShape, event_columns, lasting_tables, padded_length
 from fedjax_async.engine.unsent import all_training
 from fedjax_async.engine.widths import ladder
 from fedjax_async.types import Key, Params, Schedule
@@ -103,16 +104,19 @@ def layout_of(members: Sequence[Member], **options: Any) -> Layout:
 
 def shape_of(layout: Layout) -> StackShape:
     """The sizes that the layout's tables need, rounded up so that similar stacks share programs."""
-    spare = jax.default_backend() != "cpu"  # the last slot, for a message that is sent in vain
-    slots = max(LEAST_SLOTS, layout.slots.count + spare)
-    return StackShape(
+    slots, served = layout.slots, isinstance(layout.slots, MergedSlots)
+    spare = served and jax.default_backend() != "cpu"  # the last slot, for a message that is sent in vain
+    needed = max(LEAST_SLOTS, slots.count + spare)
+    shape = StackShape(
         runs=len(layout.schedules),
         num_clients=layout.schedules[0].num_clients,
         capacity=layout.capacity,
         positions=padded_length(len(layout.run) + layout.capacity),
-        writes=padded_length(len(layout.slots.write_slot)),
-        slot_count=next(s for s in ladder(2 * slots) if s >= slots),
+        slot_count=next(s for s in ladder(2 * needed) if s >= needed),
     )
+    if served:
+        return shape._replace(writes=padded_length(len(slots.write_slot)))
+    return shape._replace(entries=padded_length(len(slots.entry) + 1), fragments=layout.schedules[0].fragments)
 
 
 def held_out(
@@ -146,6 +150,13 @@ def tests_together(tests: Sequence[RunTests], runs: int) -> RunTests | None:
     return x, y, *jax.tree.map(lambda *leaves: jnp.stack(leaves), *every)
 
 
+def params_of(members: Sequence[Member], shape: StackShape, sharding: NamedSharding | None) -> Params:
+    """The first models of all runs on the device, [R, ...]; without the axis where R = 1."""
+    every = [m.params for m in members] + [members[0].params] * (shape.runs - len(members))
+    params = every[0] if shape.runs == 1 else jax.tree.map(lambda *leaves: np.stack(leaves), *every)
+    return to_devices(params, sharding)
+
+
 def placed(
     members: Sequence[Member],
     layout: Layout,
@@ -164,22 +175,10 @@ def placed(
     data, sharding = [m.components.data for m in members], everywhere(mesh)
     feed = make_feed(layout, data[0], sharding) if data[0].streamed else None
     if tables is None:
-        tables = make_tables(
-            layout,
-            shape,
-            data,
-            [m.key for m in members],
-            [m.components.hyper for m in members],
-            [m.norm_limit for m in members],
-            [m.facts for m in members],
-            [m.applied for m in members],
-            [m.probes for m in members],
-            feed=feed,
-            sharding=sharding,
-        )
-    every = [m.params for m in members] + [members[0].params] * (shape.runs - len(members))
-    params = every[0] if shape.runs == 1 else jax.tree.map(lambda *leaves: np.stack(leaves), *every)
-    params = to_devices(params, sharding)
+        lasting, begins = lasting_tables(shape, members, feed)
+        columns = event_columns(layout, shape, members, begins, feed)
+        tables = DeviceTables(**to_devices(lasting | columns, sharding))
+    params = params_of(members, shape, sharding)
     own = per_client and differs(components, members[0].params)
     tests = held_out(members, per_client=per_client, own=own, sharding=sharding)
     measures = [m.measures for m in members]

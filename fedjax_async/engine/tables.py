@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
 from jax.typing import DTypeLike
 
-from fedjax_async.engine.devices import to_devices
 from fedjax_async.engine.layout import Layout
-from fedjax_async.engine.probes import Probes, held_out_rows, numbers_of
+from fedjax_async.engine.members import Member
+from fedjax_async.engine.probes import held_out_rows, numbers_of
 from fedjax_async.engine.streaming import Feed
-from fedjax_async.types import Array, ClientData, DataParts, Facts, FederatedData, Key
+from fedjax_async.types import Array, ClientData, DataParts, FederatedData, Key
 
 
 class HeldOut(NamedTuple):
@@ -156,18 +155,12 @@ class Stacked(NamedTuple):
         return padded(np.concatenate(values)[self.source], self.length, dtype)
 
 
-def of_runs(
-    shape: StackShape,
-    data: Sequence[FederatedData],
-    keys: Sequence[Key],
-    hyper: Sequence[Mapping[str, float]],
-    norm_limit: Sequence[float],
-    feed: Feed | None,
-) -> tuple[dict[str, Any], list[int]]:
+def of_runs(shape: StackShape, members: Sequence[Member], feed: Feed | None) -> tuple[dict[str, Any], list[int]]:
     """The tables of examples, keys and numbers of all runs, and where the clients' rows of each begin in ``order``.
 
     ``feed``: of streamed data, which are sent batch by batch.
     """
+    data, hyper = [m.components.data for m in members], [m.components.hyper for m in members]
     order, begins = pooled([d.order for d in data])
     order = order if len(order) >= shape.rows else padded(order, shape.rows, order.dtype)
     found = {"x": data[0].x, "y": data[0].y, "order": order} if feed is None else feed.empty()
@@ -177,7 +170,8 @@ def of_runs(
         return padded(np.asarray(values), shape.runs, real, fill=1)
 
     numbers = {name: per_run([h[name] for h in hyper]) for name in hyper[0]}
-    found |= {"key": joined_keys(keys, shape.runs), "hyper": numbers, "norm_limit": per_run(norm_limit)}
+    found |= {"key": joined_keys([m.key for m in members], shape.runs), "hyper": numbers}
+    found["norm_limit"] = per_run([m.norm_limit for m in members])
     return found, begins
 
 
@@ -185,7 +179,7 @@ def of_jobs(
     column: Stacked,
     shape: StackShape,
     layout: Layout,
-    data: Sequence[FederatedData],
+    members: Sequence[Member],
     jobs: tuple[Sequence[np.ndarray], Sequence[np.ndarray], Sequence[np.ndarray]],
     begins: Sequence[int],
     feed: Feed | None,
@@ -195,7 +189,7 @@ def of_jobs(
     ``jobs``: client, number and local steps of the jobs of each run; ``begins``: see :func:`of_runs`.
     """
     client, number, steps = jobs
-    length = shape.positions
+    data, length = [m.components.data for m in members], shape.positions
     offset = column([d.offset[c].astype(np.int64) + first for d, c, first in zip(data, client, begins)])
     return {
         "run": padded(layout.run, length, np.int32),
@@ -210,8 +204,9 @@ def of_jobs(
     }
 
 
-def held_out_tables(data: Sequence[FederatedData], shape: StackShape) -> HeldOut:
+def held_out_tables(members: Sequence[Member], shape: StackShape) -> HeldOut:
     """The held-out examples of all runs."""
+    data = [m.components.data for m in members]
     x, begins = pooled([d.test_x for d in data])
     y, _ = pooled([d.test_y for d in data])
 
@@ -227,44 +222,14 @@ def held_out_tables(data: Sequence[FederatedData], shape: StackShape) -> HeldOut
 
 
 def lasting_tables(
-    shape: StackShape,
-    data: Sequence[FederatedData],
-    keys: Sequence[Key],
-    hyper: Sequence[Mapping[str, float]],
-    norm_limit: Sequence[float],
-    facts: Sequence[Facts],
-    probes: Sequence[Probes],
-    feed: Feed | None = None,
+    shape: StackShape, members: Sequence[Member], feed: Feed | None = None
 ) -> tuple[dict[str, Any], list[int]]:
     """The tables without those of positions and messages, on the host; also the second result of :func:`of_runs`."""
-    found, begins = of_runs(shape, data, keys, hyper, norm_limit, feed)
+    found, begins = of_runs(shape, members, feed)
     for name in ("updates", "server_steps"):
-        found[name] = padded(np.array([getattr(one, name) for one in facts]), shape.runs, np.int32, fill=1)
-    return found | {"held": held_out_tables(data, shape) if any(probes) else ()}, begins
-
-
-def make_tables(
-    layout: Layout,
-    shape: StackShape,
-    data: Sequence[FederatedData],
-    keys: Sequence[Key],
-    hyper: Sequence[Mapping[str, float]],
-    norm_limit: Sequence[float],
-    facts: Sequence[Facts],
-    applied: Sequence[np.ndarray],
-    probes: Sequence[Probes],
-    feed: Feed | None = None,
-    sharding: NamedSharding | None = None,
-) -> DeviceTables:
-    """Move data and schedules to the device.
-
-    ``applied``: per run, which arrivals the server applies; bool[E_r]. ``feed``: of streamed data, which are sent batch
-    by batch.
-    """
-    found, begins = lasting_tables(shape, data, keys, hyper, norm_limit, facts, probes, feed)
-    every_closes = all(one.every_closes for one in facts)
-    found |= event_columns(layout, shape, data, every_closes, applied, probes, begins, feed)
-    return DeviceTables(**to_devices(found, sharding))
+        found[name] = padded(np.array([getattr(m.facts, name) for m in members]), shape.runs, np.int32, fill=1)
+    probed = any(m.probes for m in members)
+    return found | {"held": held_out_tables(members, shape) if probed else ()}, begins
 
 
 def joined_keys(keys: Sequence[Key], runs: int) -> Key:
@@ -277,21 +242,15 @@ def joined_keys(keys: Sequence[Key], runs: int) -> Key:
 
 
 def event_columns(
-    layout: Layout,
-    shape: StackShape,
-    data: Sequence[FederatedData],
-    every_closes: bool,
-    applied: Sequence[np.ndarray],
-    probes: Sequence[Probes],
-    begins: Sequence[int],
-    feed: Feed | None = None,
+    layout: Layout, shape: StackShape, members: Sequence[Member], begins: Sequence[int], feed: Feed | None
 ) -> dict[str, Any]:
     """The columns of the tables that follow from the schedules, one entry per position or message, on the host.
 
-    ``begins``: per run, where its clients' rows begin in the pooled ``order``; ``every_closes``: see ``group_ends``.
+    ``begins``: per run, where its clients' rows begin in the pooled ``order``.
     """
     slots, real = layout.slots, jnp.result_type(float)
-    column = Stacked(layout.source, shape.positions)
+    column, data = Stacked(layout.source, shape.positions), [m.components.data for m in members]
+    applied = [m.applied for m in members]
 
     def of_arrivals(name: str) -> list[np.ndarray]:
         return [getattr(s, name)[s.job] for s in layout.schedules]
@@ -302,9 +261,9 @@ def event_columns(
 
     client = of_arrivals("client")
     jobs = client, of_arrivals("number"), of_arrivals("local_steps")
-    ends = group_ends(layout, applied, every_closes)
+    ends = group_ends(layout, members)
     next_end = ends[np.searchsorted(ends, np.arange(len(layout.run)), "right")]
-    return of_jobs(column, shape, layout, data, jobs, begins, feed) | {
+    return of_jobs(column, shape, layout, members, jobs, begins, feed) | {
         "slot": padded(slots.start_slot, shape.positions, np.int32),
         "version": column(of_arrivals("version")),
         "staleness": column([s.staleness for s in layout.schedules]),
@@ -323,28 +282,27 @@ def event_columns(
         "write_version": of_writes([s.version for s in layout.schedules], np.int32),
         "write_steps": of_writes([s.local_steps for s in layout.schedules], np.int32),
         "write_weight": of_writes([d.size[s.client] for d, s in zip(data, layout.schedules)], real),
-        "chosen": {name: column(_chosen(name, probes, applied), np.bool_) for name in probes[0]},
+        "chosen": {name: column(_chosen(name, members), np.bool_) for name in members[0].probes},
     }
 
 
-def _chosen(name: str, probes: Sequence[Probes], applied: Sequence[np.ndarray]) -> list[np.ndarray]:
+def _chosen(name: str, members: Sequence[Member]) -> list[np.ndarray]:
     """Which arrivals a probe sees; per run, bool[E_r]."""
-    marked = [np.zeros(len(one), np.bool_) for one in applied]
-    for row, own, one in zip(marked, probes, applied):
-        position = np.flatnonzero(one)
-        row[position[numbers_of(own[name], len(position))]] = True
+    marked = [np.zeros(len(m.applied), np.bool_) for m in members]
+    for row, m in zip(marked, members):
+        position = np.flatnonzero(m.applied)
+        row[position[numbers_of(m.probes[name], len(position))]] = True
     return marked
 
 
-def group_ends(layout: Layout, applied: Sequence[np.ndarray], every_closes: bool) -> np.ndarray:
+def group_ends(layout: Layout, members: Sequence[Member]) -> np.ndarray:
     """Where the groups of ``DeviceTables.group_end`` end, positions in order; int64[groups].
 
-    ``every_closes``: whether every arrival of the runs closes its step. Then only messages end a group.
+    If every arrival of the runs closes its step, only messages end a group.
     """
-    arriving = np.concatenate(applied)[layout.source]
-    closes = np.concatenate([s.closes for s in layout.schedules])[layout.source] & arriving
     ends = np.diff(layout.slots.write_bounds)[1:] > 0
-    ends |= closes & (not every_closes)
+    if not all(m.facts.every_closes for m in members):
+        ends |= np.concatenate([m.schedule.closes & m.applied for m in members])[layout.source]
     ends[-1:] = True
     return np.flatnonzero(ends) + 1
 

@@ -14,8 +14,8 @@ from fedjax_async.engine.components import Components
 from fedjax_async.engine.peer_probes import NodesProbe
 from fedjax_async.engine.peer_reference import run_peer_reference
 from fedjax_async.engine.peer_run import make_peer_member, make_peer_stack, peer_layout_of, run_peer_waves
-from fedjax_async.engine.peer_tables import peer_shape
 from fedjax_async.engine.run import run_stack
+from fedjax_async.engine.stacking import shape_of
 from fedjax_async.engine.watching import Observer, Verdict
 from fedjax_async.local import job_key, run_job
 from fedjax_async.peers.full_mixing import full_models, sgp
@@ -64,7 +64,7 @@ def test_off_the_cpu_the_events_of_a_turn_are_written_at_once():
     with on_an_accelerator():
         members = [make_peer_member(*given), make_peer_member(*other)]
         layout = peer_layout_of(members, max_width=4)
-        stack = make_peer_stack(members, layout, peer_shape(layout))
+        stack = make_peer_stack(members, layout, shape_of(layout))
         carry = stack.programs.start(stack.tables, stack.params)
         span = np.zeros(2, np.int32)
         traced = peer_programs.write(False, None).trace(stack.tables, carry, stack.programs.buffers(), span)
