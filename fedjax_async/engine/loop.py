@@ -11,15 +11,16 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from fedjax_async.engine.batches import Lanes
 from fedjax_async.engine.checkpoint import Keeper, Snapshot
 from fedjax_async.engine.devices import to_devices
+from fedjax_async.engine.growing_layout import GrowingLayout
 from fedjax_async.engine.kernels import Carry, JobBuffers
+from fedjax_async.engine.layout import Layout
 from fedjax_async.engine.members import Member
 from fedjax_async.engine.record import Progress, refuse
 from fedjax_async.engine.scores import Evaluate, Scores
 from fedjax_async.engine.streaming import Feed
-from fedjax_async.engine.trainers import Tables, Trainers
+from fedjax_async.engine.trainers import Trainers
 from fedjax_async.engine.watching import Watcher
 from fedjax_async.types import Array, Params
 
@@ -29,18 +30,7 @@ TURNS_AHEAD = 8
 CHECK_EVERY = 4  # turns between two checks of how far the device is; each check costs a transfer
 
 
-class LaidOut(Protocol):
-    """What the loop reads of a layout."""
-
-    @property
-    def dealt(self) -> Lanes: ...
-    @property
-    def capacity(self) -> int: ...  # rows of a lane's buffers
-    @property
-    def positions(self) -> Sequence[np.ndarray]: ...  # per run, of its arrivals (without a server: events)
-
-
-class SideBySide(Protocol[Tables]):
+class SideBySide(Protocol):
     """Runs that advance side by side, laid out, moved to the device and compiled: with a server or without one.
 
     ``carry`` is the state that goes from program to program, ``buffers`` are those of a lane. Its programs have
@@ -51,9 +41,9 @@ class SideBySide(Protocol[Tables]):
     @property
     def members(self) -> Sequence[Member]: ...
     @property
-    def layout(self) -> LaidOut: ...
+    def layout(self) -> Layout | GrowingLayout: ...
     @property
-    def tables(self) -> Tables: ...
+    def tables(self) -> Any: ...  # DeviceTables, GrowingTables or PeerTables
     @property
     def programs(self) -> Any: ...
     @property
@@ -69,7 +59,7 @@ class SideBySide(Protocol[Tables]):
     def scores(self) -> Scores:
         """When each run is evaluated."""
 
-    def evaluator(self, watcher: Watcher, trainers: Trainers[Tables]) -> Evaluate:
+    def evaluator(self, watcher: Watcher, trainers: Trainers) -> Evaluate:
         """The evaluation of runs at moments; it hands the scores to the watcher, too."""
 
     def identity(self) -> dict[str, object]:
@@ -86,10 +76,10 @@ class SideBySide(Protocol[Tables]):
 
 
 def advance(
-    runs: SideBySide[Tables],
+    runs: SideBySide,
     evaluate: Evaluate,
     carry: Carry,
-    trainers: Trainers[Tables],
+    trainers: Trainers,
     scores: Scores,
     watcher: Watcher,
     *,
@@ -133,13 +123,13 @@ def advance(
     return carry
 
 
-def _enough(runs: SideBySide[Tables], carry: Carry, watcher: Watcher) -> int:
+def _enough(runs: SideBySide, carry: Carry, watcher: Watcher) -> int:
     """How many positions must be received until the results of all stopped runs are complete."""
     until = {run: runs.until(carry, watcher, run)[1] for run in watcher.ends}
     return max((int(runs.layout.positions[run][count - 1]) + 1 for run, count in until.items() if count), default=0)
 
 
-def _rejected(runs: SideBySide[Tables], carry: Any, watcher: Watcher, received: int) -> int:
+def _rejected(runs: SideBySide, carry: Any, watcher: Watcher, received: int) -> int:
     """Rejected uploads among the first ``received`` positions, without those after a stop; waits for the device."""
     watcher.hand_over(wait=True)
     if not watcher.ends:

@@ -5,7 +5,7 @@ The programs score one run of a stack at a time. Its nodes have rows ``run * N .
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -16,12 +16,13 @@ import numpy as np
 from fedjax_async.base import tree
 from fedjax_async.engine.evaluation import Metrics, over
 from fedjax_async.engine.flat import opened
+from fedjax_async.engine.members import Member
 from fedjax_async.engine.peer_kernels import NodeJobs
 from fedjax_async.engine.peer_probes import NodesProbe, nodes_values
 from fedjax_async.engine.peer_tables import PeerTables
 from fedjax_async.engine.tables import held_parts
 from fedjax_async.server.running_statistics import weights_in
-from fedjax_async.types import Array, ClientData, FederatedData, Model, Params, State
+from fedjax_async.types import Array, ClientData, Params, State
 
 # Candidate batch sizes for a node's own tests, and the fixed cost of a batch, in rows.
 BATCHES, OVERHEAD = (32, 64, 128, 256), 8
@@ -91,21 +92,15 @@ class PeerScoring(NamedTuple):
         return each | found | nodes_values(dict(self.probes), opened(rows), online)
 
 
-def scoring_of(
-    what: NodeJobs,
-    model: Model,
-    data: Sequence[FederatedData],
-    width: int,
-    globally: bool,
-    probes: Mapping[str, NodesProbe],
-) -> PeerScoring:
-    """How the models of the runs with these data are evaluated."""
+def scoring_of(what: NodeJobs, members: Sequence[Member], width: int) -> PeerScoring:
+    """How the models of these runs are evaluated, ``width`` nodes at a time."""
+    first, data = members[0], [m.components.data for m in members]
     sizes = np.concatenate([np.zeros(1) if d.test_size is None else np.asarray(d.test_size) for d in data])
     batch = min(BATCHES, key=lambda b: float((np.ceil(sizes / b) * (b + OVERHEAD)).sum()))
-    metrics = Metrics(model, bool(np.issubdtype(data[0].test_y.dtype, np.integer)))
+    metrics = Metrics(first.components.model, bool(np.issubdtype(data[0].test_y.dtype, np.integer)))
     validation = any(d.validation_size is not None and bool(np.any(d.validation_size)) for d in data)
-    seen = tuple(probes.items())
-    return PeerScoring(what, metrics, len(data[0].test_y), batch, width, validation, globally, seen)
+    globally, probes = first.global_tests != "never", tuple(first.nodes_probes.items())
+    return PeerScoring(what, metrics, len(data[0].test_y), batch, width, validation, globally, probes)
 
 
 def _run_of(tables: PeerTables, rows: State, nodes: Array) -> Array:

@@ -22,7 +22,7 @@ from fedjax_async.engine.components import Client, Components, Hyper, Peer, boun
 from fedjax_async.engine.peer_points import GLOBAL_TESTS, checked_points
 from fedjax_async.engine.probes import held_out_rows
 from fedjax_async.engine.record import EngineResult, Progress, refuse
-from fedjax_async.engine.reference_scores import scores_of_examples
+from fedjax_async.engine.reference_scores import Tests, table_of
 from fedjax_async.engine.watching import Observer
 from fedjax_async.local import job_key, run_steps
 from fedjax_async.peers import Event
@@ -32,8 +32,6 @@ from fedjax_async.server.running_statistics import weights_in
 from fedjax_async.types import Array, ClientData, Key, Params, State
 
 MassOfEvent = tuple[Array, Array]  # of a node after mixing, and the part of it that it keeps
-
-CHUNK = 500  # test examples that are evaluated at a time
 
 
 @lru_cache(maxsize=64)
@@ -143,8 +141,7 @@ class _Tests:
 
     def __init__(self, components: Components, schedule: PeerSchedule) -> None:
         data, self.schedule = components.data, schedule
-        self.x, self.y = np.asarray(data.test_x), np.asarray(data.test_y)
-        self.scores = scores_of_examples(components.model, bool(np.issubdtype(self.y.dtype, np.integer)))
+        self.tests, self.total = Tests(components.model, data.test_x, data.test_y), len(data.test_y)
         order, offset, size = held_out_rows(data, "test")
         self.parts = [order[first : first + count] for first, count in zip(offset, size)]
         self.real = np.dtype(jnp.result_type(float))
@@ -153,11 +150,7 @@ class _Tests:
         """Mean loss and accuracy over rows of the test set; NaN without rows."""
         if not len(rows):
             return self.real.type(np.nan), self.real.type(np.nan)
-        chunk = min(CHUNK, len(self.y))
-        padded = np.append(rows, np.zeros(-len(rows) % chunk, np.int64)).astype(np.int64)  # one shape, so one program
-        found = [self.scores(params, self.x[part], self.y[part]) for part in padded.reshape(-1, chunk)]
-        whole = (np.concatenate(values)[: len(rows)] for values in zip(*jax.device_get(found)))
-        loss, hit = (values.mean(dtype=np.float64).astype(self.real) for values in whole)
+        loss, hit = (values.mean(dtype=np.float64).astype(self.real) for values in self.tests.each(params, rows))
         return loss, hit
 
     def all(self, models: list[Params], time: float, with_global: bool | None) -> dict[str, Any]:
@@ -165,7 +158,7 @@ class _Tests:
         online = (self.schedule.joined <= time) & (time < self.schedule.left)
         own = [self.mean(model, rows) for model, rows in zip(models, self.parts)]
         found: dict[str, Any] = {"loss": [loss for loss, _ in own], "accuracy": [hit for _, hit in own]}
-        rows = np.arange(len(self.y)) if with_global else np.zeros(0, np.int64)
+        rows = np.arange(self.total) if with_global else np.zeros(0, np.int64)
         if with_global is not None:
             whole = [self.mean(model, rows) for model in models]
             found |= {"global_loss": [loss for loss, _ in whole], "global_accuracy": [hit for _, hit in whole]}
@@ -247,8 +240,8 @@ def run_peer_reference(
     position = {e: i for i, e in enumerate(events.tolist())}
     return EngineResult(
         params=_stacked(shown),
-        scores=_table(scores),
-        records=_table([jax.device_get(records[position[e]]) for e in executed.tolist()]),
+        scores=table_of(scores),
+        records=table_of([jax.device_get(records[position[e]]) for e in executed.tolist()]),
         counters={"waves": len(executed), "mean_width": 1.0},
         events=executed,
         rows=row,
@@ -258,10 +251,6 @@ def run_peer_reference(
 
 def _stacked(models: list[Params]) -> Params:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *models)
-
-
-def _table(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
-    return {name: np.array([np.asarray(row[name]) for row in rows]) for name in (rows[0] if rows else {})}
 
 
 def _mean_of(values: np.ndarray) -> float:

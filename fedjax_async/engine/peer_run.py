@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -30,16 +30,14 @@ from fedjax_async.engine.peer_tables import PeerTables, make_peer_tables
 from fedjax_async.engine.probes import described, numbers_of
 from fedjax_async.engine.record import EngineResult
 from fedjax_async.engine.run import run_alone
-from fedjax_async.engine.scores import Scores, moments_due
+from fedjax_async.engine.scores import Evaluate, Scores, moments_due
 from fedjax_async.engine.stacking import cutting_of, params_of, shape_of
-from fedjax_async.engine.streaming import Feed, feed_of
+from fedjax_async.engine.streaming import Feed, make_feed
 from fedjax_async.engine.tables import StackShape
 from fedjax_async.engine.trainers import Trainers
 from fedjax_async.engine.watching import Watcher
 from fedjax_async.peers.schedule import PeerSchedule
 from fedjax_async.types import Array, Facts, Key, Params
-
-NodesTrainers = Trainers[PeerTables]
 
 
 class PeerStack(NamedTuple):
@@ -76,9 +74,7 @@ class PeerStack(NamedTuple):
         points = [m.points for m in self.members]
         return Scores(points, moments_due(points, last))
 
-    def evaluator(
-        self, watcher: Watcher, trainers: NodesTrainers
-    ) -> Callable[[Carry, list[tuple[int, int]]], list[dict[str, Any]]]:
+    def evaluator(self, watcher: Watcher, trainers: Trainers) -> Evaluate:
         """The evaluation of runs; the lanes of ``trainers`` score some of the nodes each."""
         seen = [online(m.schedule, m.points.time) for m in self.members]
 
@@ -95,7 +91,7 @@ class PeerStack(NamedTuple):
 
         return lambda carry, due: [scored(carry, run, row) for run, row in due]
 
-    def _parts(self, trainers: NodesTrainers, carry: Carry, run: int, whole: Compiled | None) -> list[dict[str, Any]]:
+    def _parts(self, trainers: Trainers, carry: Carry, run: int, whole: Compiled | None) -> list[dict[str, Any]]:
         """The scores of a run's nodes, one part a lane; ``whole``: the program for the global test set, None: NaN."""
         blocks = [nodes + np.int32(run * self.shape.num_clients) for nodes in self.node_blocks]
 
@@ -199,8 +195,7 @@ def make_peer_stack(
     """Move a stack to the device and compile its programs; ``TooLarge`` if it needs more than ``memory_limit``."""
     members = [m._replace(components=flattened(m.components, nodes=True)) for m in members]
     first, data, sharding = members[0], [m.components.data for m in members], everywhere(mesh)
-    client = np.concatenate([s.client for s in layout.schedules])[layout.source]
-    feed = feed_of(client, layout.dealt, data[0], sharding) if data[0].streamed else None
+    feed = make_feed([m.schedule.client for m in members], layout, data[0], sharding) if data[0].streamed else None
     tables = make_peer_tables(layout, shape, members, feed, sharding)
     functions = tuple((name, probe.function) for name, probe in first.probes.items())
     what = NodeJobs(first.components.rule, first.components.client, functions, _longest(layout, bool(functions)))
@@ -211,8 +206,7 @@ def make_peer_stack(
     if memory_limit is not None and needed > memory_limit:
         raise TooLarge(needed, layout.capacity)
     node_blocks = _node_blocks(shape.num_clients, layout.dealt.lanes, 1 if mesh is None else mesh.size)
-    width = layout.capacity if layout.batching == "vmap" else 1
-    scoring = scoring_of(what, first.components.model, data, width, first.global_tests != "never", first.nodes_probes)
+    scoring = scoring_of(what, members, layout.capacity if layout.batching == "vmap" else 1)
     sizes = (shape, layout.widths, layout.batching)
     programs = compile_peer_programs(scoring, *sizes, tables, params, shapes, node_blocks=node_blocks, mesh=mesh)
     training = layout.dealt.lanes * max(temporary_bytes(program) for program in programs.train.values())

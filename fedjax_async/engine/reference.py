@@ -28,7 +28,7 @@ from fedjax_async.engine.probes import (
 )
 from fedjax_async.engine.record import EngineResult, Progress, refuse
 from fedjax_async.engine.reference_measures import MeasuresByHand
-from fedjax_async.engine.reference_scores import ReferenceProbes, Tests, mean_of
+from fedjax_async.engine.reference_scores import ReferenceProbes, Tests, mean_of, table_of
 from fedjax_async.engine.watching import Observer
 from fedjax_async.local import arrival_key, job_key, run_steps
 from fedjax_async.server import begun, closed
@@ -78,10 +78,6 @@ def _own_params(client: Client) -> Wrapped:
         return jax.tree.map(lambda sent, full: sent.astype(full.dtype), message.params, server_params)
 
     return jax.jit(own_params)
-
-
-def _table(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
-    return {name: np.array([np.asarray(row[name]) for row in rows]) for name in (rows[0] if rows else {})}
 
 
 class _Federation:
@@ -310,10 +306,10 @@ class Walk:
         run, until = self.run, int(self.points.position[len(self.scores) - 1])
         return EngineResult(
             params=self._ended[0] if self._ended else jax.device_get(run.params()),
-            scores=_table(self.scores),
-            records=_table(self.records),
+            scores=table_of(self.scores),
+            records=table_of(self.records),
             in_vain=np.array(list(run.noted_in_vain), np.int64),
-            in_vain_records=_table(list(run.noted_in_vain.values())),
+            in_vain_records=table_of(list(run.noted_in_vain.values())),
             counters={"waves": until, "mean_width": 1.0},
             probes=self.probing.tables(run.schedule, until),
             rows=len(self.scores),

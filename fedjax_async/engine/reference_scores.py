@@ -75,6 +75,11 @@ def mean_of(values: np.ndarray) -> np.ndarray:
     return np.asarray(mean, values.dtype)
 
 
+def table_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+    """One column for each name of the rows."""
+    return {name: np.array([np.asarray(row[name]) for row in rows]) for name in (rows[0] if rows else {})}
+
+
 @lru_cache(maxsize=64)
 def _probe(name: str, function: Callable[..., Any]) -> Wrapped:
     return jax.jit(checked(name, function))

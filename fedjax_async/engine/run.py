@@ -26,7 +26,7 @@ from fedjax_async.engine.record import EngineResult, Progress
 from fedjax_async.engine.stack import Stack
 from fedjax_async.engine.stacking import layout_of, make_member, make_stack, shape_of
 from fedjax_async.engine.tables import StackShape
-from fedjax_async.engine.trainers import Tables, Trainers
+from fedjax_async.engine.trainers import Trainers
 from fedjax_async.engine.watching import Observer, Watcher
 from fedjax_async.types import Key, Params, Schedule
 
@@ -34,7 +34,7 @@ Fitted = TypeVar("Fitted")
 
 
 def run_stack(
-    stack: SideBySide[Tables],
+    stack: SideBySide,
     *,
     on_bad: str = "reject",
     progress: Progress | None = None,
@@ -92,7 +92,7 @@ def fitted(
         max_width, lanes = max(devices, before // 2), lanes if wide else 1
 
 
-def run_alone(make: Callable[..., SideBySide[Tables]], how: Execution) -> Any:
+def run_alone(make: Callable[..., SideBySide], how: Execution) -> Any:
     """The result of a run that is a stack of its own: ``make(mesh, max_width=, lanes=, devices=)``, so that it fits."""
     mesh = make_mesh(how.devices)
     devices = 1 if mesh is None else mesh.size

@@ -173,7 +173,9 @@ def placed(
     """
     components = members[0].components
     data, sharding = [m.components.data for m in members], everywhere(mesh)
-    feed = make_feed(layout, data[0], sharding) if data[0].streamed else None
+    feed = None
+    if data[0].streamed:
+        feed = make_feed([m.schedule.client[m.schedule.job] for m in members], layout, data[0], sharding)
     if tables is None:
         lasting, begins = lasting_tables(shape, members, feed)
         columns = event_columns(layout, shape, members, begins, feed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +12,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from fedjax_async.data import Identity, pack, packed_offsets
-from fedjax_async.engine.batches import Batch, Lanes
+from fedjax_async.engine.batches import Batch
 from fedjax_async.engine.devices import to_devices
 from fedjax_async.engine.layout import Layout
 from fedjax_async.types import FederatedData
@@ -41,17 +42,14 @@ class Feed(NamedTuple):
         return {"x": x, "y": y, "order": Identity((self.rows,))}
 
 
-def make_feed(layout: Layout, data: FederatedData, sharding: NamedSharding | None = None) -> Feed:
-    """Plan the copies of a stack of runs."""
-    client = np.concatenate([s.client[s.job] for s in layout.schedules])[layout.source]
-    return feed_of(client, layout.dealt, data, sharding)
-
-
-def feed_of(client: np.ndarray, dealt: Lanes, data: FederatedData, sharding: NamedSharding | None = None) -> Feed:
+def make_feed(
+    clients: Sequence[np.ndarray], layout: Layout, data: FederatedData, sharding: NamedSharding | None = None
+) -> Feed:
     """Plan the copies. All are as long as the largest batch needs, rounded up, so that one program serves all.
 
-    ``client``: the client whose job is trained at each position.
+    ``clients``: per run, whose job each arrival (without a server: each event) is.
     """
+    client, dealt = np.concatenate(clients)[layout.source], layout.dealt
     offset = np.zeros(len(client), np.int32)
     longest = 1
     for batch in itertools.chain.from_iterable(dealt.turns):

@@ -5,21 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
 
 from fedjax_async.engine.batches import Batch
 from fedjax_async.engine.kernels import Carry, JobBuffers
-from fedjax_async.engine.peer_tables import PeerTables
-from fedjax_async.engine.tables import DeviceTables
 from fedjax_async.types import Tree
 
-Tables = TypeVar("Tables", DeviceTables, PeerTables)
 
-
-class Trainers(Generic[Tables]):
+class Trainers:
     """The buffers of all lanes, and a host thread for each lane but the first; :meth:`close` ends the threads.
 
     The layout decides which lane trains a job, and the batches of a turn are independent of each other. So results
@@ -30,7 +26,7 @@ class Trainers(Generic[Tables]):
         self,
         lanes: int,
         programs: Any,
-        tables: Tables,
+        tables: Any,
         feed: Callable[[Batch], dict[str, Any]] | None = None,
         stores: Callable[[], JobBuffers] | None = None,
     ) -> None:
@@ -40,8 +36,7 @@ class Trainers(Generic[Tables]):
         of a lane. With it, the results of a batch are copied by ``programs.keep`` from the buffers, which the next
         batch overwrites, to the store.
         """
-        self._programs, self._feed = programs, feed
-        self._tables: Tables = tables
+        self._programs, self._tables, self._feed = programs, tables, feed
         self._used: list[JobBuffers] = [programs.buffers() for _ in range(lanes)]
         # from which uploads are received; of every lane, valid until the next call
         self.buffers = self._used if stores is None else [stores() for _ in range(lanes)]
@@ -50,7 +45,7 @@ class Trainers(Generic[Tables]):
         # train, those find no thread, and the run hangs. So the host waits after each batch.
         self._in_step = jax.default_backend() == "cpu" and len(self.buffers[0].norm.devices()) > 1
 
-    def on(self, programs: Any, tables: Tables) -> None:
+    def on(self, programs: Any, tables: Any) -> None:
         """Use other programs and tables from now on."""
         self._programs, self._tables = programs, tables
 
