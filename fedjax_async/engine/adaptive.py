@@ -56,13 +56,15 @@ class WavesExecutor:
     def finished(self, record: Record, job: int) -> tuple[float, int]:
         """Train a job that is under way; returns norm and bits of its upload."""
         self._extend(Asked(record, job))
-        found = self._told.past_finished()
-        return self._told.finished(self._runs.finished(self._run, job) if found is None else found)
+        past = self._told.again("finished")
+        norm, bits = self._told.tell("finished", [self._runs.finished(self._run, job)] if past is None else past)[0]
+        return float(norm), int(bits)
 
     def losses(self, clients: np.ndarray) -> np.ndarray:
         """The mean loss of the current model on each client's examples; float64, one for each of ``clients``."""
-        past = self._told.past_losses(len(clients))
-        return self._told.losses(self._runs.losses(self._run, clients) if past is None else past)
+        past = self._told.again("losses", len(clients))
+        found = self._runs.losses(self._run, clients) if past is None else past
+        return np.asarray(self._told.tell("losses", found))
 
     def scores(self) -> Mapping[str, Any]:
         """The newest evaluation, empty if there is none."""

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from fedjax_async.base import tree
 from fedjax_async.engine.components import Client, bound
 from fedjax_async.engine.devices import JOBS
-from fedjax_async.engine.tables import DeviceTables, JobTables, client_data
+from fedjax_async.engine.tables import DeviceTables, client_data
 from fedjax_async.local import job_key, run_steps
 from fedjax_async.server.running_statistics import weights_and_statistics
 from fedjax_async.types import Array, ClientAlgorithm, Key, Message, State, Tree
@@ -114,9 +114,16 @@ class ClientJobs(NamedTuple):
         return finished(bound(self.client, hyper), work, started, before, *conditions)
 
 
-def hyper_of(tables: JobTables, run: Array) -> dict[str, Array]:
+def hyper_of(tables: Any, run: Array) -> dict[str, Array]:
     """The hyperparameters of a run. For R = 1 no index is traced."""
     return {name: values[0 if len(values) == 1 else run] for name, values in tables.hyper.items()}
+
+
+def client_rows(runs: int, clients: int, leaf: Array) -> Array:
+    """One row per client of each run, [R * N, ...], from one row per run, [R, ...]; without the axis where R = 1."""
+    leaf = leaf[None] if runs == 1 else leaf
+    each = jnp.broadcast_to(leaf[:, None], (runs, clients, *leaf.shape[1:]))
+    return each.reshape(runs * clients, *leaf.shape[1:])
 
 
 def mapped(function: Callable[..., Tree], hyper: Hypers, *jobs: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ import numpy as np
 from fedjax_async.engine.components import Components
 from fedjax_async.engine.evaluation import EvaluationPoints
 from fedjax_async.engine.measures import NOTHING, Measures
-from fedjax_async.engine.peer_probes import NodesProbe
+from fedjax_async.engine.peer_probes import NodesProbes
 from fedjax_async.engine.probes import NO_PROBES, Probes
 from fedjax_async.types import Facts, Key, Params
 
@@ -30,5 +29,5 @@ class Member(NamedTuple):
     probes: Probes = NO_PROBES
     measures: Measures = NOTHING
     # of runs without a server
-    nodes_probes: Mapping[str, NodesProbe] = MappingProxyType({})
+    nodes_probes: NodesProbes = MappingProxyType({})
     global_tests: str = "never"  # one of ``peer_points.GLOBAL_TESTS``

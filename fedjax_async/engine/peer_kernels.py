@@ -15,7 +15,17 @@ import jax.numpy as jnp
 from fedjax_async.base import check, tree
 from fedjax_async.engine.components import Client, Peer, bound
 from fedjax_async.engine.flat import opened
-from fedjax_async.engine.kernels import Carry, FinishedJob, Hypers, JobBuffers, Readable, finished, hyper_of, mapped
+from fedjax_async.engine.kernels import (
+    Carry,
+    FinishedJob,
+    Hypers,
+    JobBuffers,
+    Readable,
+    client_rows,
+    finished,
+    hyper_of,
+    mapped,
+)
 from fedjax_async.engine.peer_points import RESERVED
 from fedjax_async.engine.peer_probes import EVENT
 from fedjax_async.engine.peer_tables import PeerTables
@@ -265,15 +275,9 @@ def make_peer_start(what: NodeJobs, nodes: int, slots: int) -> Callable[[PeerTab
             peer, client = what.at(tables, run)
             return peer.init(params), client.init(params)
 
-        def each(leaf: Array) -> Array:
-            leaf = jnp.asarray(leaf)
-            if runs == 1:
-                return jnp.broadcast_to(leaf[None], (nodes, *leaf.shape))
-            return jnp.repeat(leaf, nodes, axis=0)
-
         made = node(jnp.int32(0), params) if runs == 1 else jax.vmap(node)(jnp.arange(runs, dtype=jnp.int32), params)
         message = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), left.messages)
-        memory, clients = jax.tree.map(each, made)
+        memory, clients = jax.tree.map(lambda leaf: client_rows(runs, nodes, jnp.asarray(leaf)), made)
         return Carry(
             server=(),
             memory=memory,

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from fedjax_async.base import check, tree
 from fedjax_async.engine.components import Client, Server, bound
 from fedjax_async.engine.flat import FlatServer, opened
-from fedjax_async.engine.kernels import Carry, JobBuffers, hyper_of, info_of
+from fedjax_async.engine.kernels import Carry, JobBuffers, client_rows, hyper_of, info_of
 from fedjax_async.engine.probing import noted as probed
 from fedjax_async.engine.probing import noted_ranks as probed_ranks
 from fedjax_async.engine.probing import values_of
@@ -47,13 +47,6 @@ class Starting(NamedTuple):
         ``params``: [R, ...], without the axis where R = 1.
         """
         facts, runs = self.facts, len(tables.key)
-
-        def rows_of(leaf: Array) -> Array:
-            """One row per client of each run, from one row per run."""
-            leaf = leaf[None] if runs == 1 else leaf
-            each = jnp.broadcast_to(leaf[:, None], (runs, facts.num_clients, *leaf.shape[1:]))
-            return each.reshape(runs * facts.num_clients, *leaf.shape[1:])
-
         zero, begin = jnp.int32(0), partial(self.begin, tables)
         if runs == 1:
             state, memory, own = begin(hyper_of(tables, zero), zero, params)
@@ -70,7 +63,8 @@ class Starting(NamedTuple):
         length = tables.client.shape[0]
         records = {name: jnp.zeros((length, *leaf.shape), leaf.dtype) for name, leaf in (columns | sent).items()}
         records |= {"upload_norm": jnp.zeros(length), "accepted": jnp.zeros(length, jnp.bool_)}
-        table, (memory, own) = tree.stack_zeros(message, self.slots), jax.tree.map(rows_of, (memory, own))
+        memory, own = jax.tree.map(partial(client_rows, runs, facts.num_clients), (memory, own))
+        table = tree.stack_zeros(message, self.slots)
         carry = Carry(state, memory, own, table, records, zero, tree.stack_zeros(seen, length))
         return write_messages(self.server, tables, facts, carry, tables.write_bounds[0], tables.write_bounds[1])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -74,29 +74,6 @@ class DeviceTables(NamedTuple):
     write_weight: Array  # float[E'']
     chosen: dict[str, Array]  # bool[E'] per probe: the arrivals that it sees
     held: HeldOut | tuple[()]  # () where there are no probes
-
-
-class JobTables(Protocol):
-    """The tables that local training reads, in runs with and without a server; :func:`of_runs`, :func:`of_jobs`."""
-
-    @property
-    def key(self) -> Key: ...
-    @property
-    def hyper(self) -> dict[str, Array]: ...  # float[R] each
-    @property
-    def x(self) -> Array: ...
-    @property
-    def y(self) -> Array: ...
-    @property
-    def order(self) -> Array: ...
-    @property
-    def offset(self) -> Array: ...  # one entry per position
-    @property
-    def size(self) -> Array: ...  # one entry per position
-    @property
-    def owner(self) -> Array: ...  # one entry per position
-    @property
-    def held(self) -> Any: ...  # HeldOut
 
 
 class StackShape(NamedTuple):
@@ -312,12 +289,12 @@ def malicious(data: FederatedData) -> np.ndarray:
     return np.zeros(len(data.size), np.bool_) if data.malicious is None else data.malicious
 
 
-def client_data(tables: JobTables, position: Array) -> ClientData:
+def client_data(tables: Any, position: Array) -> ClientData:
     """The data of the client whose upload arrives at ``position`` (a scalar, or an array for a batch)."""
     return ClientData(tables.x, tables.y, tables.order, tables.offset[position], tables.size[position])
 
 
-def held_parts(tables: JobTables, who: Array) -> tuple[ClientData, ClientData]:
+def held_parts(tables: Any, who: Array) -> tuple[ClientData, ClientData]:
     """The test and the validation part of a client; ``who``: its row in tables of clients."""
     held = tables.held
 
@@ -327,7 +304,7 @@ def held_parts(tables: JobTables, who: Array) -> tuple[ClientData, ClientData]:
     return part(held.x, held.y, held.test), part(tables.x, tables.y, held.validation)
 
 
-def parts_at(tables: JobTables, position: Array) -> DataParts:
+def parts_at(tables: Any, position: Array) -> DataParts:
     """The examples, held-out ones too, of the client whose job is at ``position``."""
     test, validation = held_parts(tables, tables.owner[position])
     return DataParts(client_data(tables, position), validation, test)

@@ -18,6 +18,7 @@ from fedjax_async.engine.stack import Recorded
 from fedjax_async.types import Schedule
 
 _OF_JOBS = ("job", "applied")  # columns of the log besides those that programs record
+ANSWERS = {"losses": (-1,), "finished": (-1, 2)}  # losses of clients; norm and bits of finished jobs
 _NOT_TOLD = (*_OF_JOBS, "values_bits")
 
 
@@ -27,8 +28,7 @@ class Told:
     def __init__(self, probes: Probes) -> None:
         self._probes = probes
         self._log, self._probed = GrowingTable(), {name: GrowingTable() for name in probes}
-        self._losses, self._num_losses = list[np.ndarray](), 0
-        self._finished = list[tuple[float, int]]()
+        self._answers: dict[str, list[Any]] = {name: [] for name in ANSWERS}
         self._new: list[dict[str, np.ndarray]] = []  # columns of arrivals that the planner does not know
         self._clients: Sequence[int] = ()
         self._evaluations: Any = None  # GrowingPoints
@@ -88,16 +88,15 @@ class Told:
             return first
         return {name: np.concatenate([column, *(other[name] for other in others)]) for name, column in first.items()}
 
-    def losses(self, found: np.ndarray) -> np.ndarray:
-        """Keep losses that the planner is told, and return them."""
-        self._losses.append(found)
-        self._num_losses += len(found)
+    def tell(self, name: str, found: Any) -> Any:
+        """Keep answers that the planner is told, and return them; ``name``: one of ``ANSWERS``."""
+        self._answers[name].extend(found)
         return found
 
-    def finished(self, found: tuple[float, int]) -> tuple[float, int]:
-        """Keep the norm and bits of a finished job that the planner is told, and return them."""
-        self._finished.append(found)
-        return found
+    def again(self, name: str, count: int = 1) -> np.ndarray | None:
+        """The next ``count`` answers of the checkpoint, if it has them."""
+        known, held = len(self._answers[name]), self._past.get(name, np.zeros(0))
+        return held[known : known + count] if known < len(held) else None
 
     # --- checkpoints ------------------------------------------------------------------------------
 
@@ -106,8 +105,7 @@ class Told:
         return {
             "records": self._log.columns(),
             "probes": {name: table.columns() for name, table in self._probed.items()},
-            "losses": np.concatenate([np.zeros(0), *self._losses]),
-            "finished": np.array(self._finished, np.float64).reshape(-1, 2),
+            **{name: np.array(self._answers[name], np.float64).reshape(shape) for name, shape in ANSWERS.items()},
             "clients": np.array(self._clients, np.int64),
             "closes": np.zeros(0, np.bool_) if self._evaluations is None else self._evaluations.closes,
             "times": np.zeros(0) if self._evaluations is None else self._evaluations.times,
@@ -149,17 +147,6 @@ class Told:
             known, count = len(self._probed[name]), len(work.seen[name])
             seen[name] = {key: column[known : known + count] for key, column in held.items()}
         self._keep(rows, seen)
-
-    def past_losses(self, count: int) -> np.ndarray | None:
-        """The next ``count`` losses of the checkpoint, if it has them."""
-        known = self._num_losses
-        held: np.ndarray = self._past.get("losses", np.zeros(0))
-        return held[known : known + count] if known < len(held) else None
-
-    def past_finished(self) -> tuple[float, int] | None:
-        """Norm and bits of the next finished job of the checkpoint, if it has them."""
-        held, known = self._past.get("finished", np.zeros((0, 2))), len(self._finished)
-        return (float(held[known][0]), int(held[known][1])) if known < len(held) else None
 
     # --- results ----------------------------------------------------------------------------------
 
