@@ -28,9 +28,8 @@ from fedjax_async.engine.kernels import (
 )
 from fedjax_async.engine.peer_points import RESERVED
 from fedjax_async.engine.peer_probes import EVENT
-from fedjax_async.engine.peer_tables import PeerTables
 from fedjax_async.engine.probes import checked
-from fedjax_async.engine.tables import client_data, parts_at
+from fedjax_async.engine.tables import PeerTables, client_data, parts_at
 from fedjax_async.local import job_key
 from fedjax_async.peers import Event, PeerAlgorithm
 from fedjax_async.types import Array, ClientAlgorithm, Message, Params, State

@@ -16,11 +16,10 @@ from fedjax_async.base import tree
 from fedjax_async.engine import kernels, peer_kernels, programs
 from fedjax_async.engine.compiling import jitted
 from fedjax_async.engine.devices import everywhere, placed, spread
-from fedjax_async.engine.peer_evaluation import PeerScoring, rows_of_run
 from fedjax_async.engine.peer_kernels import NodeJobs
-from fedjax_async.engine.peer_tables import PeerTables
 from fedjax_async.engine.programs import Shapes
-from fedjax_async.engine.tables import StackShape
+from fedjax_async.engine.scoring import PeerScoring, rows_of_run
+from fedjax_async.engine.tables import PeerTables, StackShape
 from fedjax_async.types import Array, Params, State
 
 

@@ -18,22 +18,20 @@ from fedjax_async.engine.evaluation import EvaluationPoints
 from fedjax_async.engine.execution import Execution
 from fedjax_async.engine.flat import flattened, said_of
 from fedjax_async.engine.kernels import Carry, JobBuffers
-from fedjax_async.engine.layout import Layout, digest
+from fedjax_async.engine.layout import ORDERS, Layout, digest, make_peer_layout
 from fedjax_async.engine.members import Member
-from fedjax_async.engine.peer_evaluation import scoring_of
 from fedjax_async.engine.peer_kernels import NodeJobs
-from fedjax_async.engine.peer_layout import ORDERS, make_peer_layout
 from fedjax_async.engine.peer_points import GLOBAL_TESTS, checked_points, online
 from fedjax_async.engine.peer_probes import event_table, nodes_tables, split_probes, without_probes
 from fedjax_async.engine.peer_programs import PeerPrograms, compile_peer_programs, peer_shapes
-from fedjax_async.engine.peer_tables import PeerTables, make_peer_tables
 from fedjax_async.engine.probes import described, numbers_of
 from fedjax_async.engine.record import EngineResult
 from fedjax_async.engine.run import run_alone
 from fedjax_async.engine.scores import Evaluate, Scores, moments_due
+from fedjax_async.engine.scoring import scoring_of
 from fedjax_async.engine.stacking import cutting_of, params_of, shape_of
 from fedjax_async.engine.streaming import Feed, make_feed
-from fedjax_async.engine.tables import StackShape
+from fedjax_async.engine.tables import PeerTables, StackShape, make_peer_tables
 from fedjax_async.engine.trainers import Trainers
 from fedjax_async.engine.watching import Watcher
 from fedjax_async.peers.schedule import PeerSchedule
