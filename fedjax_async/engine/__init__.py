@@ -3,18 +3,19 @@
 Start with ``run.py``: :func:`run_waves` executes one schedule, ``run_stacks`` many runs side by side, with a server or
 without one.
 
-Order of reading: ``components.py`` (what is trained), ``members.py`` (a run), ``layout.py``, ``batches.py`` and ``widths.py`` (which jobs are
-trained together, planned on the host), ``tables.py`` (what the device reads), ``kernels.py`` (how a job reads, trains
-and leaves its results; all kinds of runs train by it), ``sending.py`` and ``serving.py`` (the server), ``programs.py``
-and ``compiling.py`` (the compiled programs), ``stack_facts.py`` (what these depend on), ``defaults.py`` (how much is
-trained at a time), ``stacking.py`` and ``stack.py`` (runs laid out and compiled, and what the loop calls of them),
-``trainers.py``, ``loop.py``, ``execution.py`` and ``run.py`` (the loop). ``evaluation.py``, ``scores.py``,
-``measures.py``, ``scoring.py`` (their programs), ``probes.py`` and ``probing.py`` observe a run. ``watching.py`` hands
-its evaluations over while it runs. ``unsent.py``, ``storage.py``, ``streaming.py``, ``devices.py``, ``surroundings.py``
-and ``checkpoint.py`` are one feature each. ``record.py`` and ``client_scores.py`` make the tables of a run.
-``trajectory.py``, ``trajectory_job.py`` and ``trajectory_scores.py`` write a run as one function that JAX
-differentiates. ``attribution.py`` is the probe that divides the change of the loss among the arrivals. ``reference.py``
-is the oracle: one event at a time; ``reference_measures.py`` and ``reference_scores.py`` are its evaluations.
+Order of reading: ``components.py`` (what is trained), ``members.py`` (a run), ``layout.py``, ``batches.py`` and
+``widths.py`` (which jobs are trained together, planned on the host), ``tables.py`` (what the device reads),
+``kernels.py`` (how a job reads, trains and leaves its results; all kinds of runs train by it), ``sending.py`` and
+``serving.py`` (the server), ``programs.py`` and ``compiling.py`` (the compiled programs), ``stack_facts.py`` (what
+these depend on), ``defaults.py`` (how much is trained at a time), ``stacking.py`` and ``stack.py`` (runs laid out and
+compiled, and what the loop calls of them), ``trainers.py``, ``loop.py``, ``execution.py`` and ``run.py`` (the loop).
+``evaluation.py``, ``scores.py``, ``measures.py``, ``scoring.py`` (their programs), ``probes.py`` and ``probing.py``
+observe a run. ``watching.py`` hands its evaluations over while it runs. ``unsent.py``, ``storage.py``,
+``streaming.py``, ``devices.py``, ``surroundings.py`` and ``checkpoint.py`` are one feature each. ``record.py`` and
+``client_scores.py`` make the tables of a run. ``trajectory.py``, ``trajectory_job.py`` and ``trajectory_scores.py``
+write a run as one function that JAX differentiates. ``attribution.py`` is the probe that divides the change of the loss
+among the arrivals. ``reference.py`` is the oracle: one event at a time; ``reference_measures.py`` and
+``reference_scores.py`` are its evaluations.
 
 The plan of an adaptive run grows while the run executes. Such runs begin with :class:`WavesExecutor` (``adaptive.py``),
 which the planner calls: ``outset.py`` (what is known at the start), ``growing_runs.py`` (runs side by side),
@@ -24,10 +25,10 @@ and ``told.py`` (what a planner is told, also from a checkpoint). An extension i
 ``adaptive_reference.py`` is their oracle.
 
 Decentralised runs begin with :func:`run_peer_waves` (``peer_run.py``). An event of a node is a job like that of a
-client: tables of jobs, training, buffers, lanes, the loop, checkpoints and devices are the same. ``layout.py`` (inboxes),
-``tables.py`` and ``scoring.py`` have a part for them. What else differs has a file of its own: ``peer_kernels.py`` (mix,
-push, write), ``peer_probes.py``, ``peer_programs.py`` and ``peer_record.py``. ``peer_points.py`` says when nodes are
-evaluated, ``peer_reference.py`` is the oracle.
+client: tables of jobs, training, buffers, lanes, the loop, checkpoints and devices are the same. ``layout.py``
+(inboxes), ``tables.py`` and ``scoring.py`` have a part for them. What else differs has a file of its own:
+``peer_kernels.py`` (mix, push, write), ``peer_probes.py``, ``peer_programs.py`` and ``peer_record.py``.
+``peer_points.py`` says when nodes are evaluated, ``peer_reference.py`` is the oracle.
 
 Terms of the engine: a *stack* is a set of runs that advance side by side; each run is a *member*. All their arrivals
 are in one order. A *position* is an index into this order, and a *rank* is a range of positions in which no run occurs

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from functools import lru_cache
+from typing import Any
 
 import jax
 import numpy as np
 
 from fedjax_async.base import tree
 from fedjax_async.engine.devices import device_memory
-from fedjax_async.types import Array, Model, Params, Structure
+from fedjax_async.types import Array, Model, Params
 
 
 def default_batching() -> str:
@@ -60,22 +60,19 @@ def width_costs(model: Model, params: Params, x: Array) -> dict[str, float]:
     """
     if jax.default_backend() == "cpu":
         return {}
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params)
-    leaves, structure = jax.tree.flatten(shapes)
-    job = JOB_OF_A_BYTE * _kept_by_a_gradient(model, tuple(leaves), structure, x.shape[1:], x.dtype)
-    return {"overhead": STEP_OF_A_LEAF * len(leaves) / job, "call": CALL / job, "compiling": COMPILING / job}
+    leaves = len(jax.tree.leaves(params))
+    job = JOB_OF_A_BYTE * kept_by_a_gradient(model, params, (EXAMPLES, *x.shape[1:]), x.dtype)
+    return {"overhead": STEP_OF_A_LEAF * leaves / job, "call": CALL / job, "compiling": COMPILING / job}
 
 
-@lru_cache(maxsize=64)
-def _kept_by_a_gradient(
-    model: Model,
-    leaves: tuple[jax.ShapeDtypeStruct, ...],
-    structure: Structure,
-    shape: tuple[int, ...],
-    dtype: np.dtype,
-) -> int:
-    """Bytes; tracing a large model takes a second."""
-    rows = jax.ShapeDtypeStruct((EXAMPLES, *shape), dtype)
-    params = jax.tree.unflatten(structure, leaves)
-    kept = jax.eval_shape(lambda params, x: jax.vjp(lambda params: model.apply(params, x), params), params, rows)
+def kept_by_a_gradient(model: Model, params: Params, shape: tuple[int, ...], dtype: np.dtype) -> int:
+    """Bytes that a gradient keeps of inputs of this shape and dtype: the activations; at least 1.
+
+    ``params``: arrays or their shapes.
+    """
+    kept = tree.shapes(_gradient, params, jax.ShapeDtypeStruct(shape, dtype), given=(model,))
     return max(tree.num_bytes(kept), 1)
+
+
+def _gradient(model: Model, params: Params, x: Array) -> Any:
+    return jax.vjp(lambda params: model.apply(params, x), params)

@@ -15,6 +15,7 @@ from fedjax_async.base import check, tree
 from fedjax_async.clock import at_or_before
 from fedjax_async.data.memmap import spans
 from fedjax_async.engine.components import Components, bound, first_states
+from fedjax_async.engine.defaults import kept_by_a_gradient
 from fedjax_async.engine.flat import opened
 from fedjax_async.engine.probes import held_out_rows
 from fedjax_async.local import part_mean, rows_at_a_time
@@ -286,9 +287,8 @@ def most_at_once(model: Model, params: Params, x: Array, runs: int) -> int:
     would keep of a batch: its activations. The number depends neither on the device nor on its free memory, so that it
     does not change bits.
     """
-    rows = jax.ShapeDtypeStruct((min(BATCH, len(x)), *x.shape[1:]), x.dtype)
-    kept = jax.eval_shape(lambda params, x: jax.vjp(lambda params: model.apply(params, x), params), params, rows)
-    fit = max(1, TOGETHER // max(tree.num_bytes(kept), 1))
+    kept = kept_by_a_gradient(model, params, (min(BATCH, len(x)), *x.shape[1:]), x.dtype)
+    fit = max(1, TOGETHER // kept)
     return max(k for k in range(1, runs + 1) if runs % k == 0 and k <= fit)
 
 
