@@ -148,11 +148,6 @@ def empty_buffers(kind: JobKind, capacity: int, whole: bool, tables: Any, rows: 
     return empty
 
 
-def info_of(client: ClientAlgorithm, state: State) -> dict[str, Array]:
-    """What the client records about an upload; {} if nothing."""
-    return {} if client.info is None else client.info(state)
-
-
 def finished(
     client: ClientAlgorithm,
     work: State,
@@ -179,7 +174,8 @@ def finished(
     upload = tree.where(accepted, upload, jax.tree.map(jnp.zeros_like, upload))
     norm = jnp.where(finite, norm, jnp.nan)
     kept = after if client.unsent is None else tree.where(applied, after, client.unsent(state, after))
-    return upload, tree.where(accepted, kept, state), norm, accepted, info_of(client, after)
+    info = {} if client.info is None else client.info(after)
+    return upload, tree.where(accepted, kept, state), norm, accepted, info
 
 
 def device_index(devices: int) -> Array:

@@ -163,13 +163,8 @@ def digest(layout: Layout) -> str:
     dealt, slots = layout.dealt, layout.slots
     first, last = ([layout.run], slots.start_slot) if isinstance(slots, MergedSlots) else ([], slots.slot)
     decided = (*first, layout.source, dealt.bounds, dealt.train_order, dealt.lane, dealt.row, last)
-    return digest_of((layout.batching, layout.capacity, dealt.turns), *decided)
-
-
-def digest_of(plain: tuple[Any, ...], *columns: np.ndarray) -> str:
-    """A fingerprint of plain values and of columns of whole numbers."""
-    hashed = hashlib.sha256(repr(plain).encode())
-    for column in columns:
+    hashed = hashlib.sha256(repr((layout.batching, layout.capacity, dealt.turns)).encode())
+    for column in decided:
         hashed.update(np.asarray(column, np.int64).tobytes())
     return hashed.hexdigest()[:16]
 

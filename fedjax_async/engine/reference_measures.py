@@ -17,12 +17,12 @@ from jax.stages import Wrapped
 
 from fedjax_async.engine.components import Client, Components, Hyper, bound
 from fedjax_async.engine.measures import FINE_TUNING, Measures, training_rows
+from fedjax_async.engine.reference_scores import in_chunks
 from fedjax_async.local import job_key, run_steps
 from fedjax_async.models import hits
 from fedjax_async.models.metrics import Metric
 from fedjax_async.types import Array, ClientData, Key, Message, Model, Params
 
-CHUNK = 500  # examples that are evaluated at a time
 Examples = tuple[np.ndarray, np.ndarray]  # x and y
 Pool = tuple[Array, Array, Array]  # x, y and order, on the device
 
@@ -71,11 +71,10 @@ class MeasuresByHand:
         self.sample = None if rows is None else (np.asarray(data.x[rows]), np.asarray(data.y[rows]))
 
     def outputs(self, params: Params, x: np.ndarray) -> np.ndarray:
-        """The model's outputs; the last chunk is padded with the first row, so that there is one program."""
-        chunk, count = min(CHUNK, max(len(self.tests[1]), 1)), len(x)
-        padded = np.concatenate([x, np.repeat(x[:1], -count % chunk, axis=0)])
-        found = [_outputs(self.components.model)(params, padded[a : a + chunk]) for a in range(0, count, chunk)]
-        return np.concatenate(jax.device_get(found))[:count]
+        """The model's outputs."""
+        model, rows = _outputs(self.components.model), np.arange(len(x))
+        found: np.ndarray = in_chunks(lambda part: model(params, x[part]), rows, len(self.tests[1]))
+        return found
 
     def losses(self, params: Params, examples: Examples) -> np.ndarray:
         """The loss of each example."""

@@ -41,6 +41,14 @@ def scores_of_examples(model: Model, labels: bool) -> Wrapped:
     return jax.jit(scores)
 
 
+def in_chunks(function: Callable[[np.ndarray], Any], rows: np.ndarray, total: int) -> Any:
+    """``function(rows)``, of few rows at a time; the last chunk is filled with row 0: one shape, so one program."""
+    chunk = min(CHUNK, max(total, 1))
+    padded = np.append(rows, np.zeros(-len(rows) % chunk, np.int64))
+    found = jax.device_get([function(part) for part in padded.reshape(-1, chunk)])
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves)[: len(rows)], *found)
+
+
 class Tests:
     """The test set or the validation part, and the means of loss and accuracy over parts of it."""
 
@@ -53,11 +61,8 @@ class Tests:
         """Loss and hit of every test example in ``rows``."""
         if not len(rows):
             return np.zeros(0, self._real), np.zeros(0, self._real)
-        chunk = min(CHUNK, len(self._y))
-        padded = np.append(rows, np.zeros(-len(rows) % chunk, np.int64))  # one shape, so one program
-        found = [self._scores(params, self._x[part], self._y[part]) for part in padded.reshape(-1, chunk)]
-        loss, hit = zip(*jax.device_get(found))
-        return np.concatenate(loss)[: len(rows)], np.concatenate(hit)[: len(rows)]
+        loss, hit = in_chunks(lambda part: self._scores(params, self._x[part], self._y[part]), rows, len(self._y))
+        return loss, hit
 
     def whole(self, params: Params, parts: Sequence[np.ndarray] | None) -> dict[str, Any]:
         """Means over the test set and, if ``parts`` give the rows of each client, over each client's part."""

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from fedjax_async.base import check, tree
 from fedjax_async.engine.components import Client, Server, bound
 from fedjax_async.engine.flat import FlatServer, opened
-from fedjax_async.engine.kernels import Carry, JobBuffers, client_rows, hyper_of, info_of
+from fedjax_async.engine.kernels import Carry, JobBuffers, client_rows, hyper_of
 from fedjax_async.engine.probing import noted as probed
 from fedjax_async.engine.probing import noted_ranks as probed_ranks
 from fedjax_async.engine.probing import values_of
@@ -87,7 +87,7 @@ class Starting(NamedTuple):
         arrival = _arrival(tables, upload, message, zero, jnp.bool_(True))
         seen = values_of(facts.probes, tables, zero, state, memory, arrival) if facts.probes else {}
         info = rule_at(self.server, tables, zero).receive(state, memory, arrival)[2]
-        return info, info_of(who, after), seen
+        return info, {} if who.info is None else who.info(after), seen
 
 
 def _columns(info: Info) -> dict[str, Array]:
