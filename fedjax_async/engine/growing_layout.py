@@ -15,7 +15,7 @@ import numpy as np
 
 from fedjax_async.engine.batches import Batch, Lanes, Segment, segments_of
 from fedjax_async.engine.extension import ExtensionWork, OpenJob
-from fedjax_async.engine.layout import rank_bounds
+from fedjax_async.engine.layout import Layout, rank_bounds
 
 
 class Room(NamedTuple):
@@ -53,26 +53,7 @@ class GrowingSlots(NamedTuple):
         return np.array([one.client for _, one, _ in self.writes], np.int32)
 
 
-class GrowingLayout(NamedTuple):
-    """What the device will do for an extension of each run; as ``layout.Layout``, without schedules."""
-
-    works: Sequence[ExtensionWork]
-    source: list[tuple[int, int]]  # per position: its run, and its position in the run
-    positions: list[np.ndarray]  # per run: of its own positions, int64[E_r]
-    dealt: Lanes
-    slots: GrowingSlots
-    batching: str
-    widths: tuple[int, ...]
-    capacity: int
-    executed_steps: int
-
-    @property
-    def whole(self) -> bool:
-        """Whether each job ends in the call that begins it."""
-        return self.batching == "loop"
-
-
-def growing_layout(works: Sequence[ExtensionWork], slots: int, room: Room) -> GrowingLayout:
+def growing_layout(works: Sequence[ExtensionWork], slots: int, room: Room) -> Layout:
     """Lay out one extension of each run; ``slots``: the most that a run has used so far."""
     runs, looped = len(works), room.batching == "loop"
     source, ends = _merged(works, by_ranks=runs > 1 and not looped)
@@ -95,13 +76,17 @@ def growing_layout(works: Sequence[ExtensionWork], slots: int, room: Room) -> Gr
         for before, one, slot in work.writes
     ]
     due.sort(key=lambda one: one[0])
+    run = np.array([r for r, _ in source], np.int32)
     ranks = np.arange(len(source) + 1)
     if runs > 1:
-        ranks = rank_bounds(np.array([r for r, _ in source]), np.append(dealt.stretches, len(source)))
-    return GrowingLayout(
-        works,
-        source,
+        ranks = rank_bounds(run, np.append(dealt.stretches, len(source)))
+    trained = sum(steps[position] for position in order)
+    return Layout(
+        list(works),
+        run,
+        np.array([k for _, k in source], np.int64),
         [np.array(own, np.int64) for own in positions],
+        dealt.bounds,
         dealt,
         GrowingSlots(
             count=runs * slots,
@@ -112,7 +97,8 @@ def growing_layout(works: Sequence[ExtensionWork], slots: int, room: Room) -> Gr
         batching=room.batching,
         widths=room.widths if looped else (),  # those of vmap are compiled as they are needed
         capacity=room.rows if looped else room.max_width,
-        executed_steps=sum(steps[position] for position in order) if looped else dealt.executed_steps(),
+        useful_steps=trained,
+        executed_steps=trained if looped else dealt.executed_steps(),
     )
 
 

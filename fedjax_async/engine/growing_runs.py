@@ -26,8 +26,9 @@ from fedjax_async.engine.evaluation import EvaluationPoints
 from fedjax_async.engine.execution import Execution
 from fedjax_async.engine.extension import ExtensionWork, Growing
 from fedjax_async.engine.flat import flattened, said_of
-from fedjax_async.engine.growing_layout import GrowingLayout, Room, growing_layout
+from fedjax_async.engine.growing_layout import Room, growing_layout
 from fedjax_async.engine.growing_stack import GrowingStack
+from fedjax_async.engine.layout import Layout
 from fedjax_async.engine.loop import go_on, snapshot_of
 from fedjax_async.engine.members import Member
 from fedjax_async.engine.outset import Outset
@@ -193,7 +194,7 @@ class GrowingRuns:
         self.seconds += clock_time.perf_counter() - begin
         self._look_around()
 
-    def _due(self, layout: GrowingLayout) -> dict[int, list[Moment]]:
+    def _due(self, layout: Layout) -> dict[int, list[Moment]]:
         """The evaluations of the extension, by the number of its positions after which they are due."""
         due: dict[int, list[Moment]] = {}
         received, ranks = int(layout.dealt.bounds[-1]), layout.slots.ranks
@@ -207,7 +208,7 @@ class GrowingRuns:
                 due.setdefault(stop, []).append((r, count))
         return due
 
-    def _note(self, requests: Mapping[int, Asked], layout: GrowingLayout, recorded: Any, probed: Any) -> None:
+    def _note(self, requests: Mapping[int, Asked], layout: Layout, recorded: Any, probed: Any) -> None:
         """Keep what was recorded."""
         info = self._device.held.stores[0].info
         for r in requests:
@@ -255,7 +256,7 @@ class GrowingRuns:
         self._past = leaves[0] if several else np.array([self._snapshot.turns])
         self._scores.at = dict(self._snapshot.scores)
 
-    def _repeat(self, requests: Mapping[int, Asked], layout: GrowingLayout, members: Sequence[Member]) -> None:
+    def _repeat(self, requests: Mapping[int, Asked], layout: Layout, members: Sequence[Member]) -> None:
         """Tell the results of an extension again; after the last one in the checkpoint the device takes over."""
         for r in requests:
             self._runs[r].told.repeat(self._runs[r].work)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +18,10 @@ from fedjax_async.base import tree
 from fedjax_async.data.memmap import spans
 from fedjax_async.engine import programs
 from fedjax_async.engine.devices import from_bytes, to_devices
-from fedjax_async.engine.growing_layout import GrowingLayout, Room
+from fedjax_async.engine.growing_layout import Room
 from fedjax_async.engine.growing_tables import GrowingTables, Sizes, clients_of, extension_rows
 from fedjax_async.engine.kernels import Carry, ClientJobs, JobBuffers
+from fedjax_async.engine.layout import Layout
 from fedjax_async.engine.loop import advance
 from fedjax_async.engine.members import Member
 from fedjax_async.engine.scores import Scores
@@ -68,7 +69,7 @@ class GrowingStack:
 
     # --- tables and programs ----------------------------------------------------------------------
 
-    def begin(self, layout: GrowingLayout, members: Sequence[Member]) -> None:
+    def begin(self, layout: Layout, members: Sequence[Member]) -> None:
         """Allocate for the first extension, compile, and send its first messages.
 
         ``members``: the runs, with what is applied of the extension, and their nominal schedules.
@@ -78,7 +79,7 @@ class GrowingStack:
         self._lasting = to_devices(lasting, None)
         self._clients = clients_of([m.components.data for m in members], begins)
         tables = self._tables_of(layout, shape, facts)
-        stack = placed(members, cast(Any, layout), shape, facts, per_client=self._per_client, tables=tables)
+        stack = placed(members, layout, shape, facts, per_client=self._per_client, tables=tables)
         self.stack = stack._replace(grows=True)
         self._compile()
         self._carry = self.stack.programs.start(self.stack.tables, self.stack.params)
@@ -87,12 +88,12 @@ class GrowingStack:
             stores = programs.zeros(tree.frozen(self._store), None).lower().compile()
         self._trainers = Trainers(self._room.lanes, self.stack.programs, self.stack.tables, stores=stores)
 
-    def _needed(self, layout: GrowingLayout) -> tuple[StackShape, StackFacts]:
+    def _needed(self, layout: Layout) -> tuple[StackShape, StackFacts]:
         """The sizes and facts of the extensions so far and of this one."""
         least, facts = (self._least, self._facts) if self.stack is None else (self.stack.shape, self.stack.facts)
         spare = jax.default_backend() != "cpu"  # the last slot, for a message that is sent in vain
         needed = StackShape(
-            runs=len(layout.works),
+            runs=len(layout.schedules),
             num_clients=facts.num_clients,
             capacity=layout.capacity,
             positions=padded_length(max(len(layout.source), LEAST) + max(layout.capacity, self._room.rows), 1),
@@ -102,7 +103,7 @@ class GrowingStack:
         shape = StackShape(*map(max, zip(needed, least)))
         return shape, following(facts, layout, shape)
 
-    def _tables_of(self, layout: GrowingLayout, shape: StackShape, facts: StackFacts) -> GrowingTables:
+    def _tables_of(self, layout: Layout, shape: StackShape, facts: StackFacts) -> GrowingTables:
         """The tables of an extension, on the device."""
         names, real = tuple(name for name, _ in facts.probes), self._lasting["norm_limit"].dtype
         sizes = Sizes(shape.positions, shape.writes, names, real)
@@ -139,12 +140,12 @@ class GrowingStack:
             given = self.stack.tables, self._shapes.carry, self._shapes.buffers
             self.stack.programs.train.update(programs.compiled_training(kind, sorted(widths), batching, *given))
 
-    def measure_up(self, layout: GrowingLayout) -> None:
+    def measure_up(self, layout: Layout) -> None:
         """Record what an extension needs. It is not executed: the checkpoint has its results."""
         shape, facts = self._needed(layout)
         self.stack = self.stack._replace(shape=shape, facts=facts)
 
-    def fit(self, layout: GrowingLayout, members: Sequence[Member], held: Held | None = None) -> None:
+    def fit(self, layout: Layout, members: Sequence[Member], held: Held | None = None) -> None:
         """Put an extension on the device.
 
         If it needs longer tables, more slots or more messages at a time, the programs are compiled again. ``held``: the
@@ -163,7 +164,7 @@ class GrowingStack:
         if held is not None or (shape, facts) != (before.shape, before.facts):
             self._compile()
 
-    def _put(self, layout: GrowingLayout, members: Sequence[Member]) -> None:
+    def _put(self, layout: Layout, members: Sequence[Member]) -> None:
         """Move the tables of an extension to the device."""
         tables = self._tables_of(layout, self.stack.shape, self.stack.facts)
         self.stack = self.stack._replace(layout=layout, members=members, tables=tables)

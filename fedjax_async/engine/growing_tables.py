@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from fedjax_async.engine.extension import ExtensionWork
-from fedjax_async.engine.growing_layout import GrowingLayout
+from fedjax_async.engine.layout import Layout
 from fedjax_async.engine.stack_facts import StackFacts
 from fedjax_async.engine.tables import StackShape, malicious
 from fedjax_async.types import Array, FederatedData
@@ -108,14 +108,14 @@ def clients_of(data: Sequence[FederatedData], begins: Sequence[int]) -> list[Cli
 
 
 def extension_rows(
-    layout: GrowingLayout, sizes: Sizes, shape: StackShape, facts: StackFacts, clients: Sequence[Clients]
+    layout: Layout, sizes: Sizes, shape: StackShape, facts: StackFacts, clients: Sequence[Clients]
 ) -> np.ndarray:
     """The ``rows`` of an extension, on the host."""
-    works = layout.works
+    works, source = layout.schedules, list(zip(layout.run.tolist(), layout.source.tolist()))
     rows = np.zeros((sizes.chosen + len(sizes.probes), sizes.length), np.int32)
     real = rows[len(ROW) : sizes.chosen].reshape(len(REAL), -1).view(sizes.real)
     rows[ROW["applied"]] = 1
-    of_positions = [_of_position(works[r], r, k, shape, clients[r]) for r, k in layout.source]
+    of_positions = [_of_position(works[r], r, k, shape, clients[r]) for r, k in source]
     _fill(rows, real, "run", "time", of_positions)
     of_writes = [
         ((slot, r * shape.num_clients + one.client, r, one.version, one.steps), one.time)
@@ -163,11 +163,12 @@ def _fill(
         real[REAL.index(times), : len(entries)] = [time for _, time in entries]
 
 
-def _group_ends(layout: GrowingLayout, every_closes: bool) -> np.ndarray:
+def _group_ends(layout: Layout, every_closes: bool) -> np.ndarray:
     """The column ``group_end``: as ``tables.group_ends``, the end of the group of each position."""
     ends = np.diff(layout.slots.write_bounds)[1:] > 0
     if not every_closes:
-        numbers = [(layout.works[r], layout.works[r].arrival[k]) for r, k in layout.source]
+        works = [layout.schedules[r] for r in layout.run.tolist()]
+        numbers = [(work, work.arrival[k]) for work, k in zip(works, layout.source.tolist())]
         ends |= np.array([number >= 0 and work.closes[number] for work, number in numbers], np.bool_)
     ends[-1:] = True
     after = np.flatnonzero(ends) + 1

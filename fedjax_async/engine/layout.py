@@ -129,13 +129,14 @@ class Layout(NamedTuple):
     ``bounds[g] .. bounds[g+1]-1`` are applied.
     """
 
-    schedules: list[Any]  # Schedule, or PeerSchedule
+    schedules: list[Any]  # Schedule, PeerSchedule, or in an adaptive run ExtensionWork
     run: np.ndarray  # int32[E]  whose job is at a position
-    source: np.ndarray  # int64[E]  index into the arrivals of all runs, listed one run after the other
+    # int64[E]  index into the arrivals of all runs, listed one run after the other; of an extension, the run's position
+    source: np.ndarray
     positions: list[np.ndarray]  # per run: positions of its arrivals, int64[E_r]
     waves: np.ndarray  # int64[V + 1], positions
     dealt: Lanes
-    slots: Any  # what jobs read: MergedSlots, or InboxSlots
+    slots: Any  # what jobs read: MergedSlots, InboxSlots, or GrowingSlots
     batching: str  # one of BATCHINGS
     widths: tuple[int, ...]
     capacity: int  # rows of a lane's buffers

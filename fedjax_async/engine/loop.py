@@ -13,7 +13,6 @@ from jax.sharding import NamedSharding
 
 from fedjax_async.engine.checkpoint import Keeper, Snapshot
 from fedjax_async.engine.devices import to_devices
-from fedjax_async.engine.growing_layout import GrowingLayout
 from fedjax_async.engine.kernels import Carry, JobBuffers
 from fedjax_async.engine.layout import Layout
 from fedjax_async.engine.members import Member
@@ -41,7 +40,7 @@ class SideBySide(Protocol):
     @property
     def members(self) -> Sequence[Member]: ...
     @property
-    def layout(self) -> Layout | GrowingLayout: ...
+    def layout(self) -> Layout: ...
     @property
     def tables(self) -> Any: ...  # DeviceTables, GrowingTables or PeerTables
     @property

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_async.engine.growing_layout import GrowingLayout
 from fedjax_async.engine.layout import Layout
 from fedjax_async.engine.members import Member
 from fedjax_async.engine.tables import StackShape, group_ends
@@ -63,7 +62,7 @@ def stack_facts(
     return facts._replace(grouped=grouped, at_once=AT_ONCE if several else 1)
 
 
-def following(facts: StackFacts, layout: Layout | GrowingLayout, shape: StackShape) -> StackFacts:
+def following(facts: StackFacts, layout: Layout, shape: StackShape) -> StackFacts:
     """The facts with room for the messages of a layout: the first one of the runs, or what their plans have gained.
 
     Messages that must be sent one after the other allow neither groups nor several arrivals a pass.
@@ -76,12 +75,12 @@ def following(facts: StackFacts, layout: Layout | GrowingLayout, shape: StackSha
     return facts._replace(messages=max(facts.messages, most_messages(layout, shape)))
 
 
-def _by_ranks(layout: Layout | GrowingLayout, shape: StackShape) -> bool:
+def _by_ranks(layout: Layout, shape: StackShape) -> bool:
     """Whether the arrivals of a rank are applied at once."""
     return shape.runs > 1 and layout.batching == "vmap"
 
 
-def most_messages(layout: Layout | GrowingLayout, shape: StackShape) -> int:
+def most_messages(layout: Layout, shape: StackShape) -> int:
     """The most messages due after an arrival, in a stack after the arrivals of a rank; rounded up to a power of two."""
     after = layout.slots.ranks if _by_ranks(layout, shape) else np.arange(len(layout.dealt.lane) + 1)
     due = np.diff(layout.slots.write_bounds[after + 1])
@@ -93,7 +92,7 @@ def power_above(due: np.ndarray) -> int:
     return 1 << max(int(due.max(initial=1)) - 1, 0).bit_length()
 
 
-def sends_twice(layout: Layout | GrowingLayout) -> bool:
+def sends_twice(layout: Layout) -> bool:
     """Whether a client is sent two messages of its own after the same arrival: the job of the first has failed."""
     slots, clients = layout.slots, 1 + int(layout.slots.write_client.max(initial=0))
     after = np.repeat(np.arange(len(slots.write_bounds) - 1), np.diff(slots.write_bounds))
