@@ -16,7 +16,7 @@ import numpy as np
 from fedjax_async.engine.extension import ExtensionWork
 from fedjax_async.engine.layout import Layout
 from fedjax_async.engine.stack_facts import StackFacts
-from fedjax_async.engine.tables import StackShape, malicious
+from fedjax_async.engine.tables import StackShape, group_end, malicious
 from fedjax_async.types import Array, FederatedData
 
 # Columns of ``DeviceTables``, in the order of the rows that hold them.
@@ -126,7 +126,8 @@ def extension_rows(
     real[REAL.index("write_weight"), : len(weights)] = weights
     columns = {"train_order": layout.dealt.train_order, "row": layout.dealt.row}
     if facts.grouped:
-        columns["group_end"] = _group_ends(layout, facts.every_closes)
+        closes = rows[ROW["closes"], : len(source)] != 0
+        columns["group_end"] = group_end(layout, None if facts.every_closes else closes)
     for name, values in columns.items():
         rows[ROW[name], : len(values)] = values
     for name, bounds in (("ranks", layout.slots.ranks), ("write_bounds", layout.slots.write_bounds)):
@@ -161,15 +162,3 @@ def _fill(
         columns = np.array([each for each, _ in entries], np.int32).T
         rows[ROW[first] : ROW[first] + len(columns), : len(entries)] = columns
         real[REAL.index(times), : len(entries)] = [time for _, time in entries]
-
-
-def _group_ends(layout: Layout, every_closes: bool) -> np.ndarray:
-    """The column ``group_end``: as ``tables.group_ends``, the end of the group of each position."""
-    ends = np.diff(layout.slots.write_bounds)[1:] > 0
-    if not every_closes:
-        works = [layout.schedules[r] for r in layout.run.tolist()]
-        numbers = [(work, work.arrival[k]) for work, k in zip(works, layout.source.tolist())]
-        ends |= np.array([number >= 0 and work.closes[number] for work, number in numbers], np.bool_)
-    ends[-1:] = True
-    after = np.flatnonzero(ends) + 1
-    return after[np.searchsorted(after, np.arange(len(ends)), "right")]

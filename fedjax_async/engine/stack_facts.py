@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_async.engine.layout import Layout
 from fedjax_async.engine.members import Member
-from fedjax_async.engine.tables import StackShape, group_ends
+from fedjax_async.engine.tables import StackShape, closing, group_end
 
 AT_ONCE = 4  # arrivals in a pass of a loop on an accelerator
 
@@ -57,7 +57,7 @@ def stack_facts(
     if facts.messages is None or shape.runs > 1:
         return facts
     # in groups if an arrival in two, or fewer, closes a step or is followed by messages
-    grouped = 2 * len(group_ends(layout, members)) <= len(layout.run)
+    grouped = 2 * len(np.unique(group_end(layout, closing(layout, members)))) <= len(layout.run)
     several = facts.all_applied and not facts.probes and (grouped or facts.every_closes)
     return facts._replace(grouped=grouped, at_once=AT_ONCE if several else 1)
 

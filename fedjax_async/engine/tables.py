@@ -242,15 +242,13 @@ def event_columns(
 
     client = of_arrivals("client")
     jobs = client, of_arrivals("number"), of_arrivals("local_steps")
-    ends = group_ends(layout, members)
-    next_end = ends[np.searchsorted(ends, np.arange(len(layout.run)), "right")]
     return of_jobs(column, shape, layout, members, jobs, begins, feed) | {
         "slot": padded(slots.start_slot, shape.positions, np.int32),
         "version": column(of_arrivals("version")),
         "staleness": column([s.staleness for s in layout.schedules]),
         "time": column([s.time for s in layout.schedules], real),
         "closes": column([s.closes for s in layout.schedules], np.bool_),
-        "group_end": padded(next_end, shape.positions, np.int32),
+        "group_end": padded(group_end(layout, closing(layout, members)), shape.positions, np.int32),
         "corrupt": column([s.corrupt[s.job] & one for s, one in zip(layout.schedules, applied)], np.bool_),
         "malicious": column([malicious(d)[c] for d, c in zip(data, client)], np.bool_),
         "applied": padded(np.concatenate(applied)[layout.source], shape.positions, np.bool_, fill=True),
@@ -276,16 +274,24 @@ def _chosen(name: str, members: Sequence[Member]) -> list[np.ndarray]:
     return marked
 
 
-def group_ends(layout: Layout, members: Sequence[Member]) -> np.ndarray:
-    """Where the groups of ``DeviceTables.group_end`` end, positions in order; int64[groups].
+def closing(layout: Layout, members: Sequence[Member]) -> np.ndarray | None:
+    """Which positions close their server step, bool[E]; None if every arrival of the runs does."""
+    if all(m.facts.every_closes for m in members):
+        return None
+    return np.concatenate([m.schedule.closes & m.applied for m in members])[layout.source]
 
-    If every arrival of the runs closes its step, only messages end a group.
+
+def group_end(layout: Layout, closes: np.ndarray | None) -> np.ndarray:
+    """The column ``group_end`` of ``DeviceTables``, int64[E]; ``closes``: see :func:`closing`.
+
+    If every arrival closes its step, only messages end a group.
     """
     ends = np.diff(layout.slots.write_bounds)[1:] > 0
-    if not all(m.facts.every_closes for m in members):
-        ends |= np.concatenate([m.schedule.closes & m.applied for m in members])[layout.source]
+    if closes is not None:
+        ends |= closes
     ends[-1:] = True
-    return np.flatnonzero(ends) + 1
+    after = np.flatnonzero(ends) + 1
+    return after[np.searchsorted(after, np.arange(len(ends)), "right")]
 
 
 def malicious(data: FederatedData) -> np.ndarray:
