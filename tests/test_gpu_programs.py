@@ -80,6 +80,15 @@ def test_the_traffic_of_a_pass_is_what_its_kernels_read_and_write():
     assert listing.traffic_of("ENTRY %main (x: f32[]) -> f32[] {\n}\n") == 0
 
 
+@pytest.fixture
+def calls_in_locations():
+    """Locations of operations as outside of the tests."""
+    jax.config.update("jax_include_full_tracebacks_in_locations", True)
+    yield
+    jax.config.update("jax_include_full_tracebacks_in_locations", False)
+
+
+@pytest.mark.usefixtures("calls_in_locations")
 def test_a_loop_is_named_in_the_program():
     def summed(last):
         return tree.loop("arrivals", 0, last, lambda k, total: total + k, jnp.int32(0))
