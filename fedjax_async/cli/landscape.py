@@ -22,13 +22,13 @@ from fedjax_async.config.problem import data_of, initial, model_of, params_dtype
 from fedjax_async.config.settings import from_dict
 from fedjax_async.engine.devices import require_backend
 from fedjax_async.models import arrays_of, filled
-from fedjax_async.results import load, table, write
+from fedjax_async.results import table, write
 from fedjax_async.results.explaining import rows_of, spread_evenly
 from fedjax_async.results.figure import Drawing, require_matplotlib, save_formats
 from fedjax_async.results.files import applicable, csv_bytes
 from fedjax_async.results.landscape import path_picture, plane_picture
 from fedjax_async.results.running import precision
-from fedjax_async.results.store import Occupied, require_folder
+from fedjax_async.results.store import Occupied, load, require_folder
 from fedjax_async.types import FederatedData, Model, Params, Run
 
 LETTERS = "ABC"

@@ -23,6 +23,7 @@ def folders(tmp_path_factory):
         params = jax.tree.map(lambda leaf, by=by: leaf + by * leaf**2 + abs(by) * leaf, run.params)
         save(run._replace(params=params), top / name)
     save(run._replace(settings={**run.settings, "model": "mlp"}), top / "other")
+    save(run, top / "compared" / "runs" / "fedavg" / "seed0")
     return top
 
 
@@ -61,6 +62,7 @@ def test_three_runs_of_one_client_and_no_curve(folders, tmp_path, capsys):
         (("a",), (), "runs = 1: must be two or three folders"),
         (("a", "missing"), (), "there is no such folder"),
         (("a", "other"), (), "must be 'logistic', as in"),
+        (("a", "compared"), (), "must hold a saved run"),
         (("a", "a"), (), "must hold another model than"),
         (("a", "b"), ("--best",), "run it with --keep-best"),
         (("a", "b"), ("--part", "exam"), "part = 'exam'"),
