@@ -45,7 +45,7 @@ def load_plugins(folder: Path) -> None:
             plugins.load([source for source in saved if source not in gone])
 
 
-def unfinished(folder: Path, objects: Mapping[str, Any] | None = None) -> Settings:
+def unfinished(folder: Path, objects: Mapping[str, object] | None = None) -> Settings:
     """The settings of the unfinished run in ``folder``; ``ValueError`` if the folder holds no checkpoints.
 
     ``objects``: the run's own objects by setting, as in ``config.settings.from_dict``.

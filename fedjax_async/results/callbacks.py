@@ -53,7 +53,7 @@ NO_CALLBACKS = Callbacks()
 
 
 def as_callbacks(
-    callbacks: Iterable[Callback] | None, stream: str | Iterable[str] | None, keep_best: bool, folder: Any
+    callbacks: Iterable[Callback] | None, stream: str | Iterable[str] | None, keep_best: bool, folder: Path | None
 ) -> Callbacks:
     """Check the arguments of ``simulate`` before anything is compiled, and join them.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import html
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -40,7 +39,7 @@ def card(results: Run | Comparison | Sweep) -> str:
     return _comparison(results)
 
 
-def changed(settings: Mapping[str, Any]) -> dict[str, Any]:
+def changed(settings: Mapping[str, object]) -> dict[str, object]:
     """The settings of a run that differ from their defaults, without those of the execution."""
     return {
         name: value

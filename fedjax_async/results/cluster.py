@@ -56,7 +56,7 @@ SCHEDULERS: dict[str, Sequence[str]] = {
     "array": (),
 }
 WAITED = ("ray",)  # their jobs end with the process that submitted them
-DEFAULTS: dict[str, dict[str, Any]] = {"slurm": {"time": 60}, "local": {"time": 60}, "ray": {"cpus": 1}}
+DEFAULTS: dict[str, dict[str, object]] = {"slurm": {"time": 60}, "local": {"time": 60}, "ray": {"cpus": 1}}
 TEXTS = frozenset(("partition", "account", "qos", "constraint"))
 LEAST = {"gpus": 0, "retries": 0}
 
@@ -69,7 +69,7 @@ class Job(NamedTuple):
     handle: object  # submitit's object, or Ray's reference; None in an array
 
 
-def parse_target(spec: str) -> tuple[str, dict[str, Any]]:
+def parse_target(spec: str) -> tuple[str, dict[str, object]]:
     """``"slurm:partition=gpu,time=120"`` -> the scheduler's name and its options, checked.
 
     ``slurm`` and ``local``: ``time`` in minutes (default 60), ``memory`` in GB, ``cpus`` and ``gpus`` per job,
@@ -97,7 +97,8 @@ def parse_target(spec: str) -> tuple[str, dict[str, Any]]:
     return name, DEFAULTS.get(name, {}) | given
 
 
-Start = Callable[[Sequence[Call]], list[tuple[str, Any]]]  # train_members(*call) for each call -> (id, handle) of each
+# train_members(*call) for each call -> (id, handle) of each
+Start = Callable[[Sequence[Call]], list[tuple[str, object]]]
 
 
 def _submitit(folder: Path, target: str) -> Start:
@@ -110,7 +111,7 @@ def _submitit(folder: Path, target: str) -> Start:
     parameters = {SUBMITIT[option]: value for option, value in options.items()}
     executor.update_parameters(name="fedjax-async-sweep", **parameters)
 
-    def start(calls: Sequence[Call]) -> list[tuple[str, Any]]:
+    def start(calls: Sequence[Call]) -> list[tuple[str, object]]:
         with _refusals(target):
             handles = executor.map_array(train_members, *zip(*calls))
         return [(handle.job_id, handle) for handle in handles]
@@ -122,7 +123,7 @@ def _ray(folder: Path, target: str) -> Start:
     options = parse_target(target)[1]
     connected()
 
-    def start(calls: Sequence[Call]) -> list[tuple[str, Any]]:
+    def start(calls: Sequence[Call]) -> list[tuple[str, object]]:
         in_lanes = [(*call[:3], call[3] or str(options["cpus"]), *call[4:]) for call in calls]
         return [(str(k), handle) for k, handle in enumerate(start_tasks(train_members, in_lanes, options))]
 
@@ -130,7 +131,7 @@ def _ray(folder: Path, target: str) -> Start:
 
 
 def _array(folder: Path, target: str) -> Start:
-    def start(calls: Sequence[Call]) -> list[tuple[str, Any]]:
+    def start(calls: Sequence[Call]) -> list[tuple[str, object]]:
         # jobs may see the folder, or a copy of it, under another path
         return [(str(index), None) for index in _listed(folder, [call[1:] for call in calls])]
 
@@ -222,8 +223,13 @@ def train_members(
         chosen = [points[int(index)] for index in members.split(",")]
         with claimed(sweep_folder.run_folder(root, chosen[0])):
             callbacks = as_callbacks(None, stream or None, bool(keep_best), root)
-            sizes: dict[str, Any] = {"memory_limit": limits["memory_limit"], "lanes": limits["lanes"]}
-            work = plan_sweep(chosen, folder=root, callbacks=callbacks, **sizes)
+            work = plan_sweep(
+                chosen,
+                folder=root,
+                callbacks=callbacks,
+                memory_limit=limits["memory_limit"],
+                lanes=limits["lanes"],
+            )
             train(work, root, progress=False)
     return f"{len(chosen) - len(work.finished)} runs"
 
@@ -254,13 +260,15 @@ def connected() -> Any:
     return ray
 
 
-def start_tasks(work: Callable[..., object], calls: Sequence[tuple[str, ...]], options: Mapping[str, Any]) -> list[Any]:
+def start_tasks(
+    work: Callable[..., object], calls: Sequence[tuple[str, ...]], options: Mapping[str, Any]
+) -> list[object]:
     """Start ``work(*call)`` for each call; returns the references to the results.
 
     ``options``: ``cpus`` of a task (default 1), ``gpus`` (0), ``memory`` in GB, and ``retries`` (3), how often a task
     runs again after its worker was lost.
     """
-    wanted: dict[str, Any] = {
+    wanted: dict[str, object] = {
         "num_cpus": options.get("cpus", 1),
         "num_gpus": options.get("gpus", 0),
         "max_retries": options.get("retries", RETRIES),

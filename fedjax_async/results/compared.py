@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import jax
 
@@ -30,7 +29,7 @@ def folder_name(method: str) -> str:
     return re.sub(r"[^\w.-]+", "_", method)
 
 
-def methods_by_name(methods: Any) -> dict[str, Chosen]:
+def methods_by_name(methods: Sequence[object] | Mapping[str, object]) -> dict[str, Chosen]:
     """Name of a row -> spec or named object, from a list of both, or from a dict of labels and texts or objects."""
     listed = isinstance(methods, (Sequence, Mapping)) and not isinstance(methods, str)
     allowed = "a list of methods, such as ['fedavg', 'fedasync'], or a dict such as {'Ours': 'fedasync:mixing=0.4'}"
@@ -52,7 +51,7 @@ def methods_by_name(methods: Any) -> dict[str, Chosen]:
     return by_name
 
 
-def _labelled(label: Any, method: Any) -> Chosen:
+def _labelled(label: str, method: object) -> Chosen:
     """The method that a dict has under a label; ``ValueError`` for a label or a method that cannot be used."""
     if isinstance(method, (str, own.Named)) and str(method) == label:
         return method
@@ -66,7 +65,7 @@ def _labelled(label: Any, method: Any) -> Chosen:
     return own.named(plain(label), method)
 
 
-def _identity(method: Chosen) -> Any:
+def _identity(method: Chosen) -> object:
     """What two methods that are the same have in common: names and options; of an object its code too."""
     is_object = isinstance(method, own.Named) and not isinstance(method.thing, Spec)
     return method if is_object else _parsed(str(method))
@@ -82,7 +81,7 @@ def _require_folders(names: Iterable[str]) -> None:
         check.require(other == name, "methods", [other, name], allowed)
 
 
-def _parsed(method: str) -> Any:
+def _parsed(method: str) -> object:
     """A method's text with its options read; one that cannot be read as it stands, for ``prepare`` to refuse."""
     try:
         names = read("method", method)
@@ -104,12 +103,12 @@ class Comparison(dict[str, list[Run]]):
         runs = "\n".join(f"  {name}: {', '.join(map(repr, seeds))}" for name, seeds in self.items())
         return f"<Comparison of {len(self)} methods:\n{runs}>"
 
-    def tree_flatten_with_keys(self) -> tuple[tuple[Any, ...], tuple[str, ...]]:
+    def tree_flatten_with_keys(self) -> tuple[tuple[tuple[jax.tree_util.DictKey, list[Run]], ...], tuple[str, ...]]:
         """Runs with their keys, and names, for JAX."""
         return tuple((jax.tree_util.DictKey(name), runs) for name, runs in self.items()), tuple(self)
 
     @classmethod
-    def tree_unflatten(cls, names: tuple[str, ...], runs: Iterable[Any]) -> Comparison:
+    def tree_unflatten(cls, names: tuple[str, ...], runs: Iterable[list[Run]]) -> Comparison:
         """The inverse of :meth:`tree_flatten_with_keys`."""
         return cls(zip(names, runs, strict=True))
 
@@ -117,7 +116,7 @@ class Comparison(dict[str, list[Run]]):
 # --- finding one of the methods -----------------------------------------------------------------------
 
 
-def specs_in(runs: Mapping[str, Sequence[Any]]) -> dict[str, str]:
+def specs_in(runs: Mapping[str, Sequence[Run]]) -> dict[str, str]:
     """Name of a row -> the spec of its runs, as their settings have it."""
     return {name: str(seeds[0].settings.get("method", name)) for name, seeds in runs.items()}
 

@@ -137,7 +137,7 @@ def comparison(
     return rows
 
 
-def method_pairs(runs: Mapping[str, Sequence[Run]], final: str = FINAL) -> list[dict[str, Any]]:
+def method_pairs(runs: Mapping[str, Sequence[Run]], final: str = FINAL) -> list[dict[str, object]]:
     """Paired tests between methods as in :func:`fedjax_async.results.significance.pairs`; seeds by their settings.
 
     Runs with the same seed have the same partition, minibatches and delays. Accuracies are compared in percent, or

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -133,15 +133,16 @@ def measured_curve(
         canvas.mark(axes, line, **group, **text, **more)
         if banded:
             low, high = metrics.band(curve.mean, curve.std, column)
-            shade: dict[str, Any] = {"step": "post" if curve.steps else None, "alpha": 0.15, "linewidth": 0}
-            area = axes.fill_between(at, low, high, color=colour, **shade)
+            step: Literal["post"] | None = "post" if curve.steps else None
+            area = axes.fill_between(at, low, high, color=colour, step=step, alpha=0.15, linewidth=0)
             if several:
                 canvas.mark(axes, area, **group, showlegend=False, meta={"part": "band"})
     for index, (name, (_, raw, _)) in enumerate(drawn.items()):
         if raw is not None and few:
             colour, style = canvas.line_style(index)[0], "steps-post" if raw.steps else "default"
-            faint: dict[str, Any] = {"linewidth": 0.7, "alpha": 0.35, "zorder": 1.5}
-            (line,) = axes.plot(raw.at / size, raw.mean, color=colour, drawstyle=style, **faint)
+            (line,) = axes.plot(
+                raw.at / size, raw.mean, color=colour, drawstyle=style, linewidth=0.7, alpha=0.35, zorder=1.5
+            )
             about = {"opacity": 0.35, "showlegend": False, "hovertemplate": "%{y:.4g} at %{x:,.6~g}"}
             canvas.mark(axes, line, name=name, legendgroup=str(index), meta={"part": "raw"}, **about)
         if len(runs[name]) > 1:
@@ -230,8 +231,15 @@ def _names(figure: Figure, axes: Axes, drawn: Mapping[str, _Drawn], bars_at: np.
         line_style = _line_style(index)
         axes.plot([at, start], [value, height], color=line_style["color"], linewidth=0.6, clip_on=False)
         if piece:
-            middle: dict[str, Any] = {"markevery": [1], "clip_on": False, "linewidth": 1.6}
-            axes.plot(start + piece * np.array([0.0, 0.5, 1.0]), np.full(3, height), **line_style, **middle)
-        style: dict[str, Any] = {"xytext": (2, 0), "textcoords": "offset points", "va": "center"}
-        style |= {"annotation_clip": False, "fontsize": points}
-        axes.annotate(canvas.verbatim([name])[0], (start + piece, height), color=line_style["color"], **style)
+            across = start + piece * np.array([0.0, 0.5, 1.0])
+            axes.plot(across, np.full(3, height), **line_style, markevery=[1], clip_on=False, linewidth=1.6)
+        axes.annotate(
+            canvas.verbatim([name])[0],
+            (start + piece, height),
+            xytext=(2, 0),
+            textcoords="offset points",
+            va="center",
+            annotation_clip=False,
+            fontsize=points,
+            color=line_style["color"],
+        )

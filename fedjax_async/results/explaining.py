@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,7 +38,7 @@ from fedjax_async.results.running import precision
 from fedjax_async.results.store import MANIFEST, Occupied, flatten, load, require_folder
 from fedjax_async.results.swings import swings
 from fedjax_async.results.tables import Row, write
-from fedjax_async.types import FederatedData, Run, Schedule
+from fedjax_async.types import Facts, FederatedData, Run, Schedule
 
 PROBE = "explain"
 ARRIVALS, ABOUT = "arrivals.csv", "explained.json"
@@ -213,7 +213,9 @@ def spread_evenly(rows: np.ndarray, most: int) -> np.ndarray:
     return rows if len(rows) <= most else rows[np.linspace(0, len(rows), most, endpoint=False).astype(np.int64)]
 
 
-def _explanation(run: Run, again: Run, components: Components, facts: Any, part: str, class_sizes: Any) -> Explanation:
+def _explanation(
+    run: Run, again: Run, components: Components, facts: Facts, part: str, class_sizes: np.ndarray | tuple[()]
+) -> Explanation:
     """The explanation from the probe's table, up to the end of ``run``: a callback may have stopped it."""
     count = len(run.updates["client"])
     table = {name: values[:count] for name, values in again.probes[PROBE].items()}
@@ -290,13 +292,13 @@ def client_rows(found: Explanation) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: -row["up"])
 
 
-def _named(sums: list[float], best: Callable[[Any], Any], sign: int) -> str:
+def _named(sums: list[float], best: Callable[[list[float]], np.intp], sign: int) -> str:
     """``class 3``, or ``-`` if no class changed in this direction."""
     where = int(best(sums))
     return f"class {where}" if sign * sums[where] > 0 else "-"
 
 
-def staleness_rows(found: Explanation, most: int = 12) -> list[dict[str, Any]]:
+def staleness_rows(found: Explanation, most: int = 12) -> list[dict[str, object]]:
     """One row per staleness, or per range of growing width if there are more than ``most``."""
     staleness = found.arrivals["staleness"]
     largest = int(staleness.max())
@@ -313,7 +315,7 @@ def staleness_rows(found: Explanation, most: int = 12) -> list[dict[str, Any]]:
     return rows
 
 
-def class_rows(found: Explanation) -> list[dict[str, Any]]:
+def class_rows(found: Explanation) -> list[dict[str, object]]:
     """One row per class: its examples, the change of its part of the loss, and the clients that changed it most.
 
     ``change of loss`` is the change of the sum of its examples' losses divided by the number of all examples, so the
@@ -354,7 +356,7 @@ def decimals_of(rows: Sequence[Row]) -> dict[str, int]:
 # --- the folder ---------------------------------------------------------------------------------------
 
 
-def _write(found: Explanation, out: Path, about: dict[str, Any], drawing: Drawing) -> None:
+def _write(found: Explanation, out: Path, about: Mapping[str, object], drawing: Drawing) -> None:
     """``arrivals.csv``, a CSV and a Markdown file of each table, the picture; ``explained.json`` last."""
     out.mkdir(parents=True, exist_ok=True)
     (out / ABOUT).unlink(missing_ok=True)
@@ -379,7 +381,7 @@ def _draw(found: Explanation, out: Path, drawing: Drawing) -> None:
     save_formats(figure, out / "swings", drawing)
 
 
-def _kept(out: Path, about: dict[str, Any], *, overwrite: bool) -> Explanation | None:
+def _kept(out: Path, about: Mapping[str, object], *, overwrite: bool) -> Explanation | None:
     """The explanation in ``out`` of the same run and examples; ``ValueError`` if ``out`` has another one."""
     if not (out / ABOUT).is_file():
         return None

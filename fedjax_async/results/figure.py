@@ -21,6 +21,7 @@ from fedjax_async.base import check, disk, lazy
 from fedjax_async.results.claim import require_writable
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.legend import Legend
@@ -49,7 +50,7 @@ LABEL = 36  # characters in one line of an axis label
 MARGIN = 4  # characters that a name in a legend loses at a time, until its longest line fits
 ROW = 0.02  # inches of a legend's row for each point of its text
 # Metadata left out of each kind of file, because it differs between two savings of the same figure.
-UNDATED: dict[str, dict[str, Any]] = {
+UNDATED: dict[str, dict[str, object]] = {
     ".png": {"Software": None},
     ".pdf": {"CreationDate": None, "Producer": None, "Creator": None},
     ".svg": {"Date": None, "Creator": None},
@@ -165,7 +166,7 @@ def mark(axes: Axes, artist: object, **about: object) -> None:
     axes.figure.__dict__.setdefault("marked", []).append((artist, about))
 
 
-def marked(figure: Figure) -> list[tuple[Any, dict[str, Any]]]:
+def marked(figure: Figure) -> list[tuple[object, dict[str, Any]]]:
     """The marked parts of a figure, in the order of drawing, and what the page adds to each."""
     return list(figure.__dict__.get("marked", []))
 
@@ -183,7 +184,7 @@ def note_of(figure: Figure) -> str:
 
 
 def legend_below(
-    figure: Figure, lines: Sequence[Any], names: Sequence[str], drawing: Drawing, columns: int, **style: Any
+    figure: Figure, lines: Sequence[Artist], names: Sequence[str], drawing: Drawing, columns: int, **style: Any
 ) -> Legend:
     """A legend below the axes, with at most so many ``columns`` as fit into the figure.
 
@@ -208,7 +209,7 @@ def legend_below(
     return legend
 
 
-def line_style(index: int) -> tuple[str, Any]:
+def line_style(index: int) -> tuple[str, object]:
     """Colour and dash pattern of the ``index``-th line; the first 28 are different."""
     return PALETTE[index % len(PALETTE)], DASHES[index // len(PALETTE) % len(DASHES)]
 

@@ -7,18 +7,20 @@ import io
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
 from fedjax_async.engine.client_scores import is_accuracy
 from fedjax_async.results.client_names import COLUMN as CLIENT_NAMES
 
+Column = TypeVar("Column")
 
-def plain(value: object) -> Any:
+
+def plain(value: object) -> object:
     """``value`` in the types that JSON has.
 
     Arrays and tuples become lists, NaN and infinities None. A function or another object becomes its qualified
@@ -47,7 +49,7 @@ def json_bytes(value: object) -> bytes:
     return (json.dumps(plain(value), indent=2, sort_keys=True, allow_nan=False) + "\n").encode()
 
 
-def _cells(column: np.ndarray) -> list[Any]:
+def _cells(column: np.ndarray) -> Sequence[object]:
     """The values as Python numbers or strings, with the fewest digits that read back exactly."""
     if column.dtype.kind == "f" and column.dtype.itemsize < 8:
         texts = [str(value) for value in column]
@@ -56,7 +58,7 @@ def _cells(column: np.ndarray) -> list[Any]:
     return column.tolist()
 
 
-def applicable(columns: Mapping[str, object]) -> dict[str, Any]:
+def applicable(columns: Mapping[str, Column]) -> dict[str, Column]:
     """The columns without the accuracies of targets that are not classes: those that are NaN throughout.
 
     >>> list(applicable({"loss": [2.0, 1.0], "accuracy": [math.nan, math.nan], "train_loss": [math.nan, math.nan]}))

@@ -20,6 +20,7 @@ from fedjax_async.results.sweep_table import SweptRun, by_setting, columns_of, s
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.colorbar import Colorbar
     from matplotlib.figure import Figure
 
 MOST_CELLS = 400  # more cannot be read
@@ -36,7 +37,7 @@ MARKS: dict[str, dict[str, Any]] = {
     ON_TEST: {"marker": "s", "markerfacecolor": "none", "markeredgecolor": canvas.PALETTE[3], "markersize": 9},
 }
 # The runs of a setting, its values by axis, its marks.
-Group = tuple[Sequence[SweptRun], list[Any], list[str]]
+Group = tuple[Sequence[SweptRun], list[object], list[str]]
 
 
 class Cells(NamedTuple):
@@ -50,7 +51,7 @@ class Cells(NamedTuple):
     marks: Mapping[str, list[tuple[int, int]]] = {}  # a key of ``MARKS`` -> its cells, row and column
 
 
-def _ordered(values: Sequence[object]) -> list[Any]:
+def _ordered(values: Sequence[object]) -> list[object]:
     """Distinct values: numbers by size, others in order of first use, None last."""
     found = [value for value in dict.fromkeys(values) if value is not None]
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in found):
@@ -198,7 +199,7 @@ def heat_map(maps: Sequence[Cells], metric: str, final: str = FINAL, *, drawing:
     return figure
 
 
-def _fit_label(figure: Figure, bar: Any) -> None:
+def _fit_label(figure: Figure, bar: Colorbar) -> None:
     """Make the figure higher if long names below the maps leave a colour scale that is shorter than its label."""
     figure.draw_without_rendering()
     missing = bar.ax.yaxis.label.get_window_extent().height - bar.ax.get_window_extent().height

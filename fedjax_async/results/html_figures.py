@@ -26,6 +26,7 @@ from fedjax_async.types import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 MOST_LINES = len(PALETTE) * len(DASHES)  # more lines look alike
@@ -93,7 +94,7 @@ def _axis(axes: Axes, name: str) -> Json:
     """One of the axes: its title, limits and, where the rows of a chart have names, these."""
     from matplotlib.ticker import FixedLocator  # noqa: PLC0415 (an extra)
 
-    of: Any = getattr(axes, f"{name}axis")
+    of: Axis = getattr(axes, f"{name}axis")
     title = html.escape(of.label.get_text()).replace("\n", "<br>")
     more: Json = {"range": [float(end) for end in of.get_view_interval()], "tickformat": ",~g"}
     if isinstance(of.get_major_locator(), FixedLocator):
@@ -103,7 +104,7 @@ def _axis(axes: Axes, name: str) -> Json:
     return axis(title, **more)
 
 
-def _colours(colours: Any) -> Any:
+def _colours(colours: Any) -> str | list[str]:
     """Colours of matplotlib as text: one for all if they are equal."""
     from matplotlib.colors import to_hex, to_rgba_array  # noqa: PLC0415 (an extra)
 
@@ -119,7 +120,7 @@ def _dash(style: Any) -> str:
     return DASH_NAMES.get(style) or ",".join(f"{2 * size:g}px" for size in style[1])
 
 
-def _trace(axes: Axes, artist: Any, only: Any) -> Json:
+def _trace(axes: Axes, artist: object, only: slice | np.ndarray) -> Json:
     """A part of a picture as a trace of plotly, at the same place of the axes; ``only``: some of its patches."""
     from matplotlib.collections import LineCollection, PatchCollection, PolyCollection  # noqa: PLC0415 (an extra)
     from matplotlib.lines import Line2D  # noqa: PLC0415
@@ -154,17 +155,17 @@ def _other_trace(artist: Any) -> Json:
     from matplotlib.container import BarContainer  # noqa: PLC0415
 
     if isinstance(artist, BarContainer):
-        edges = {"color": _colours([bar.get_edgecolor() for bar in artist]), "width": artist[0].get_linewidth()}
+        edges: Json = {"color": _colours([bar.get_edgecolor() for bar in artist]), "width": artist[0].get_linewidth()}
         marker = {"color": _colours([bar.get_facecolor() for bar in artist]), "line": edges}
         return _rectangles(np.array([bar.get_bbox().extents for bar in artist]), marker)
     if isinstance(artist, Colorbar):
         shares, (low, high) = np.linspace(0, 1, 11), artist.ax.get_ylim()
-        scale = {"colorscale": [*zip(shares.tolist(), _colours(artist.cmap(shares)))], "color": [low]}
+        scale: Json = {"colorscale": [*zip(shares.tolist(), _colours(artist.cmap(shares)))], "color": [low]}
         scale |= {"cmin": low, "cmax": high, "showscale": True}
         title = {"text": artist.ax.get_ylabel().replace(" (", "<br>(")}
         marker = scale | {"colorbar": {"title": title, "thickness": 12, "outlinewidth": 0}}
         return _line(np.full((1, 2), np.nan), mode="markers", marker=marker, showlegend=False)
-    look = {"symbol": "x", "size": 7, "color": _colours(artist.get_facecolors())}
+    look: Json = {"symbol": "x", "size": 7, "color": _colours(artist.get_facecolors())}
     look["line"] = {"color": "white", "width": 1}
     return _line(np.asarray(artist.get_offsets()), mode="markers", marker=look, hoverinfo="skip")
 

@@ -266,7 +266,7 @@ def table(title: str, text: str) -> Content:
     return {"title": title, "columns": columns, "rows": cells, "note": note}
 
 
-def _cell(texts: Sequence[str], names: Sequence[str], numeric: bool) -> list[Any]:
+def _cell(texts: Sequence[str], names: Sequence[str], numeric: bool) -> list[object]:
     """A cell of the page, from the cells ``texts`` of the columns ``names`` of the file."""
     if not numeric:
         return [texts[0]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -62,22 +62,24 @@ def plane_picture(
     figure, axes = canvas.new(5.6, 4.4, drawing)
     levels = levels_of(loss, np.array([height for _, _, height in models.values()]))
     shown = np.ma.masked_invalid(loss)
-    colours: dict[str, Any] = {
-        "levels": levels,
-        "norm": BoundaryNorm(levels, 256, extend="max"),
-        "cmap": "cividis",
-        "extend": "max",
-    }
-    filled = axes.contourf(x, y, shown, **colours)
+    norm = BoundaryNorm(levels, 256, extend="max")
+    filled = axes.contourf(x, y, shown, levels=levels, norm=norm, cmap="cividis", extend="max")
     axes.contour(x, y, shown, levels=levels, colors="white", linewidths=0.3, alpha=0.6)
     for index, (name, (xs, ys)) in enumerate(paths.items()):
         _, dash = canvas.line_style(len(canvas.PALETTE) * (index % len(canvas.DASHES)))
         axes.plot(xs, ys, color="white", linestyle=dash, linewidth=1.8, label=name)
     for name, (right, up, _) in models.items():
         axes.plot([right], [up], marker="o", markersize=5, color="white", markeredgecolor=DARK, linestyle="")
-        style: dict[str, Any] = {"xytext": (5, 5), "textcoords": "offset points", "fontweight": "bold"}
-        style["path_effects"] = [withStroke(linewidth=2, foreground=DARK)]  # readable on yellow too
-        axes.annotate(name, (right, up), color="white", fontsize=10, **style)
+        axes.annotate(
+            name,
+            (right, up),
+            xytext=(5, 5),
+            textcoords="offset points",
+            color="white",
+            fontsize=10,
+            fontweight="bold",
+            path_effects=[withStroke(linewidth=2, foreground=DARK)],  # readable on yellow too
+        )
     canvas.label(axes, "distance in the plane", "distance in the plane")
     bar = figure.colorbar(filled, ax=axes, format=FuncFormatter(lambda value, _: f"{value:.3g}"))
     bar.outline.set_visible(False)
@@ -91,8 +93,9 @@ def plane_picture(
 def _legend(figure: Figure, axes: Axes, drawing: Drawing) -> None:
     """Names of the paths below the picture; their lines are dark there, because white ones would be invisible."""
     lines, names = axes.get_legend_handles_labels()
-    style: dict[str, Any] = {"labelcolor": canvas.INK, "handlelength": 3}
-    legend = canvas.legend_below(figure, lines, names, drawing, columns=len(names), **style)
+    legend = canvas.legend_below(
+        figure, lines, names, drawing, columns=len(names), labelcolor=canvas.INK, handlelength=3
+    )
     for line in legend.get_lines():
         line.set_color(DARK)
 

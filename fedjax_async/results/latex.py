@@ -65,14 +65,14 @@ def short_name(title: str) -> str:
     return SHORT.get(first, first).replace(" ", "_")
 
 
-def require_columns(columns: Any, more: bool = False) -> None:
+def require_columns(columns: object, more: bool = False) -> None:
     """``ValueError`` unless ``columns`` are None or different short names; ``more``: whether metrics add others."""
     if columns is None:
         return
-    listed = isinstance(columns, Sequence) and not isinstance(columns, str) and len(columns) > 0
-    listed = listed and all(isinstance(name, str) for name in columns) and len(set(columns)) == len(columns)
+    names = list(columns) if isinstance(columns, Sequence) and not isinstance(columns, str) else []
+    listed = len(names) > 0 and all(isinstance(name, str) for name in names) and len(set(names)) == len(names)
     check.require(listed, "columns", columns, "a list of different names, such as ['accuracy', 'time', 'updates']")
-    for name in columns:
+    for name in names:
         if name not in KNOWN and not more:
             raise ValueError(f"columns = {name!r}: unknown{check.near_to(name, KNOWN, everything=', '.join(KNOWN))}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,7 +36,7 @@ def require_run(run: object) -> None:
     check.kind("run", run, Run, "a Run, as simulate returns")
 
 
-def require_runs(runs: Any) -> None:
+def require_runs(runs: Mapping[str, Sequence[Run]]) -> None:
     """``ValueError`` unless ``runs`` is a dict, method -> list of its runs, with at least one run each."""
     check.kind("runs", runs, Mapping, OF_METHODS)
     check.require(len(runs) > 0, "runs", dict(runs), "at least one method")

@@ -199,8 +199,8 @@ def _draw_messages(axes: Axes, lines: Mapping[str, Lines], size: float) -> dict[
     kinds = {}
     for name, (colour, dotted, time, row) in lines.items():
         dash, ends = ":" if dotted else "-", list(np.stack([time / size, row], axis=2))
-        look: dict[str, Any] = {"colors": colour, "linestyles": [dash], "linewidths": 0.7, "alpha": 0.8}
-        canvas.mark(axes, axes.add_collection(LineCollection(ends, **look)), name=f"message {name}", dash=dash)
+        drawn = LineCollection(ends, colors=colour, linestyles=[dash], linewidths=0.7, alpha=0.8)
+        canvas.mark(axes, axes.add_collection(drawn), name=f"message {name}", dash=dash)
         kinds[name] = Line2D([], [], color=colour, ls=dash, linewidth=1.2)
     return kinds
 

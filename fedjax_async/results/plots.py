@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
@@ -216,7 +216,7 @@ def _check_columns(
     check.require(shape == schedule.client.shape, "scores", shape, expected)
 
 
-def _text_over(state: str, about: np.ndarray, who: np.ndarray | None) -> dict[str, Any]:
+def _text_over(state: str, about: np.ndarray, who: np.ndarray | None) -> dict[str, object]:
     """What the page writes over jobs in this state.
 
     ``about``, float32[J, 8]: client, number, version, local steps; begin, end and application in seconds; staleness;
@@ -273,9 +273,16 @@ def _draw_failures(axes: Axes, jobs: Jobs, y: np.ndarray, until: float) -> bool:
         return False
     end, waited = jobs.end[failed] / size, np.minimum(jobs.waited[failed], until) / size
     waits = np.flatnonzero(waited > end)
-    look: dict[str, Any] = {"height": 0.3, "facecolor": "white", "linewidth": 0.8, "zorder": 0.95}
-    look["edgecolor"] = [colours[k] for k in waits]
-    bars = axes.barh(y[failed][waits], (waited - end)[waits], left=end[waits], **look)
+    bars = axes.barh(
+        y[failed][waits],
+        (waited - end)[waits],
+        left=end[waits],
+        height=0.3,
+        facecolor="white",
+        edgecolor=[colours[k] for k in waits],
+        linewidth=0.8,
+        zorder=0.95,
+    )
     if len(bars):
         canvas.mark(axes, bars, name=WAITING, hoverinfo="skip")
     crosses = axes.scatter(end, y[failed], s=30, marker="X", c=colours, edgecolors="white", linewidths=0.6, zorder=2.5)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -84,7 +85,7 @@ def guarantees(run: Run | str | Path, *, delta: float | None = None, **objects: 
     return found
 
 
-def require_library() -> Any:
+def require_library() -> ModuleType:
     """The module ``dp_accounting``; ``ValueError`` if it is missing."""
     return lazy.optional("dp_accounting", "epsilon", "dp-accounting")
 

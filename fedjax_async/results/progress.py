@@ -140,14 +140,14 @@ def _is_watched(stream: TextIO) -> bool:
     return _in_notebook() or getattr(stream, "isatty", lambda: False)()
 
 
-def _shown(enabled: bool | Progress | None, stream: TextIO, **about: Any) -> Any:
+def _shown(enabled: bool | Progress | None, stream: TextIO, **about: Any) -> tqdm:
     """A bar of ipywidgets in a notebook that has them, else of characters.
 
     Where a bar is usual, ``TQDM_DISABLE`` may disable it.
     """
     if enabled is not None or not _is_watched(stream):
         about["disable"] = enabled is not True
-    kind: Any = tqdm
+    kind: type[tqdm] = tqdm
     if _in_notebook():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # without ipywidgets
@@ -167,8 +167,7 @@ def planning_bar(
     """
     stream = sys.stderr if file is None else file
     form = "planning {percentage:3.0f}% |{bar}| [{elapsed} so far, {remaining} left]"
-    about: dict[str, Any] = {"total": runs, "bar_format": form, "miniters": 0, "leave": False, "delay": PATIENCE}
-    with _shown(enabled, stream, **about) as shown:
+    with _shown(enabled, stream, total=runs, bar_format=form, miniters=0, leave=False, delay=PATIENCE) as shown:
 
         def part(index: int) -> Callable[[float], None]:
             def report(share: float) -> None:

@@ -10,7 +10,6 @@ import platform
 import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import jax
 
@@ -102,16 +101,16 @@ def causes(folder: Path | None, saved: Mapping[str, object], again: Mapping[str,
     return "; ".join([notices.unknown_files(unknown)] * bool(unknown) + [f"it was computed with {text}"] * bool(text))
 
 
-def _of(values: Mapping[str, object], names: Iterable[str]) -> dict[str, Any]:
+def _of(values: Mapping[str, object], names: Iterable[str]) -> dict[str, object]:
     """``values`` of the given names, None where there is none."""
     return {name: values.get(name) for name in names}
 
 
-def _plain(settings: Mapping[str, object]) -> Any:
+def _plain(settings: Mapping[str, object]) -> object:
     return json.loads(files.json_bytes(settings))
 
 
-def _saved(folder: Path) -> dict[str, Any]:
+def _saved(folder: Path) -> dict[str, object]:
     """``versions.json`` of a run; empty if it cannot be read."""
     try:
         content = json.loads((folder / VERSIONS).read_bytes())

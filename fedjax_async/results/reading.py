@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from fedjax_async.base import check, identity, lazy
 from fedjax_async.results import store, sweep_folder
@@ -15,6 +15,9 @@ from fedjax_async.results.client_names import with_names
 from fedjax_async.results.compared import Comparison
 from fedjax_async.results.sweeps import Sweep, collect
 from fedjax_async.types import Run
+
+if TYPE_CHECKING:
+    import pandas
 
 OfRun = TypeVar("OfRun")
 IN_COMPARISON = f"runs/*/*/{store.MANIFEST}"  # the manifests of a comparison's runs
@@ -108,7 +111,7 @@ def require_same_settings(folder: str | Path, runs: Mapping[str, Sequence[Run]])
     check.require(not found, "folder", str(folder), allowed)
 
 
-def load(folder: str | Path) -> Any:
+def load(folder: str | Path) -> Run | Comparison | Sweep:
     """The results in a folder: a :class:`~fedjax_async.types.Run`, a :class:`Comparison` or a :class:`Sweep`.
 
     A run as ``store.load`` reads it; of a comparison or a sweep the finished runs. ``ValueError`` naming the file if
@@ -121,7 +124,7 @@ def load(folder: str | Path) -> Any:
     return comparison_in(path) if kind == "comparison" else store.load(path)
 
 
-def frame(results: Run | Comparison | Sweep, table: str = "evaluations") -> Any:
+def frame(results: Run | Comparison | Sweep, table: str = "evaluations") -> pandas.DataFrame:
     """A pandas data frame of ``evaluations`` or ``updates``: one row for each, of all runs below each other.
 
     A comparison's rows begin with ``method`` and ``seed``, a sweep's with ``run`` and ``seed``. (Of one run,

@@ -58,7 +58,7 @@ def redraw(
             return text
 
 
-def require_energy(drawing: Drawing, settings: Iterable[Mapping[str, Any]]) -> None:
+def require_energy(drawing: Drawing, settings: Iterable[Mapping[str, object]]) -> None:
     """``ValueError`` for curves against the energy of runs, given by their settings, that do not count it."""
     counted = drawing.x != "energy" or all(each.get("energy") is not None for each in settings)
     check.require(counted, "x", drawing.x, "time, update, step or bytes, as the run counts no energy (see --energy)")

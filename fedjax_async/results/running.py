@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
@@ -58,7 +58,7 @@ def run(
     finished: Collection[int] = (),
     checkpoints: Path | None = None,
     often: bool = False,
-    probes: Any = None,
+    probes: Mapping[str, object] | None = None,
     callbacks: Callbacks = NO_CALLBACKS,
     progress: ProgressShown = None,
 ) -> None:
@@ -76,7 +76,7 @@ def run(
     meter = bar(total, progress, label=runs[new[0]].name if len(runs) == 1 else f"{len(new)} runs")
     watches: list[Watch] = []
 
-    def report(done: int, of: int, **status: Any) -> None:
+    def report(done: int, of: int, **status: object) -> None:
         shown = {name: status.get(name, math.nan) for name in ("staleness", "accuracy")}
         shown["time"] = status.get("time", 0.0)
         meter.report(before + done, of if len(runs) == 1 else total, **shown)
@@ -94,7 +94,6 @@ def run(
         if member not in finished:
             on_finished(member, run)
 
-    options: dict[str, Any] = {"progress": report, "often": often, "probes": probes, "watch": watch}
     try:
         for group in groups:
             own = runs[group.members[0]].folder if group.alone else None
@@ -102,7 +101,16 @@ def run(
             with claimed(own):
                 _say_where(own, group.updates)
                 experiments = [one.experiment or one.settings for one in runs]
-                sweeping.execute_group(experiments, group, on_finished=finish, folder=place, **options)
+                sweeping.execute_group(
+                    experiments,
+                    group,
+                    on_finished=finish,
+                    folder=place,
+                    progress=report,
+                    often=often,
+                    probes=probes,
+                    watch=watch,
+                )
             before += group.updates
     finally:
         meter.close()
@@ -116,7 +124,7 @@ def _say_where(folder: Path | None, updates: int) -> None:
         print(f"{folder}: goes on from update {done[-1]:,} of {updates:,}")
 
 
-def precision(*settings: Settings) -> AbstractContextManager[Any]:
+def precision(*settings: Settings) -> AbstractContextManager[object]:
     """JAX's 64-bit mode if the runs compute in float64; ``ValueError`` if only some of them do."""
     wide = [each.compute == "float64" for each in settings]
     check.require(all(wide) or not any(wide), "compute", "float64", "that of all runs of a sweep or of none")
@@ -177,14 +185,25 @@ def run_kept(
 
     # checkpoints with the models of evaluations are of no use without keep_best, and others not with it
     place = checkpoints / "best" if checkpoints is not None and callbacks.keep_best else checkpoints
-    options: dict[str, Any] = {"finished": finished, "callbacks": callbacks, "progress": progress}
-    run(left, groups, on_finished=save, begin=begin, checkpoints=place, often=True, **options)
+    run(
+        left,
+        groups,
+        on_finished=save,
+        begin=begin,
+        checkpoints=place,
+        often=True,
+        finished=finished,
+        callbacks=callbacks,
+        progress=progress,
+    )
     if checkpoints is not None:
         _remember(checkpoints, {name: about for name, about in begun_before.items() if name not in ours})
     return [found[one.name] for one in runs]
 
 
-def require_rooms(runs: Sequence[OneRun], *, overwrite: bool = False, again: bool = False) -> dict[str, dict[str, Any]]:
+def require_rooms(
+    runs: Sequence[OneRun], *, overwrite: bool = False, again: bool = False
+) -> dict[str, dict[str, object]]:
     """Check that each run may be saved in its folder, as :func:`run_kept` does; returns their settings by name."""
     described = {one.name: as_dict(one.settings) for one in runs}
     for one in runs:
@@ -211,7 +230,7 @@ def require_same_settings(runs: Sequence[OneRun], *, again: bool = False) -> Non
                 raise store.Occupied(f"folder = {str(folder)!r}: {allowed}, but {path.parent.name} holds {found}")
 
 
-def _remember(checkpoints: Path, members: dict[str, Any]) -> None:
+def _remember(checkpoints: Path, members: dict[str, object]) -> None:
     """Keep the settings of the runs whose group has begun, by name; without any, remove the folder."""
     if members:
         checkpoints.mkdir(parents=True, exist_ok=True)
@@ -221,7 +240,7 @@ def _remember(checkpoints: Path, members: dict[str, Any]) -> None:
 
 
 def _read(
-    one: OneRun, settings: dict[str, Any], callbacks: Callbacks, plots: bool, overwrite: bool, drawing: Drawing
+    one: OneRun, settings: dict[str, object], callbacks: Callbacks, plots: bool, overwrite: bool, drawing: Drawing
 ) -> Run | None:
     """The run as its folder holds it; None if it has to be trained."""
     folder, has_probes = one.folder, one.experiment is not None and bool(one.experiment.probes)
@@ -242,7 +261,7 @@ def _read(
     return run
 
 
-def _begin(one: OneRun, settings: dict[str, Any], callbacks: Callbacks, *, replaces: bool) -> None:
+def _begin(one: OneRun, settings: dict[str, object], callbacks: Callbacks, *, replaces: bool) -> None:
     """Remove from the folder what another run has left; note with what this run begins.
 
     ``replaces``: whether it replaces a finished run.
@@ -262,5 +281,5 @@ def _begin(one: OneRun, settings: dict[str, Any], callbacks: Callbacks, *, repla
         save_callbacks(callbacks, checkpoints)
 
 
-def _holds(path: Path, settings: dict[str, Any]) -> bool:
+def _holds(path: Path, settings: dict[str, object]) -> bool:
     return path.is_file() and not store.differing(path.read_bytes(), settings)

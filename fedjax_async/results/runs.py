@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -143,11 +142,9 @@ def write_comparison(
     metric = metrics.main_metric(every)
     scores = [metric, *validation(every, metric), *measured(every)]
     tests = latex.PairedTests(title, latex.p_values(pairs, list(runs)))
-    options: dict[str, Any] = {"columns": columns, "final": final, "tests": tests, "notes": notes}
-    disk.write(
-        folder / "comparison.tex",
-        latex.latex(rows if columns is None else extended, ["method"], scores, **options).encode(),
-    )
+    shown = rows if columns is None else extended
+    text = latex.latex(shown, ["method"], scores, columns=columns, final=final, tests=tests, notes=notes)
+    disk.write(folder / "comparison.tex", text.encode())
     tested = comparisons.write_pairs(pairs, folder, title)
     unequal = clients.write_client_tables(runs, folder, final)
     if plots:

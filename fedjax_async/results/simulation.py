@@ -45,7 +45,7 @@ def simulate(
     drawing: Drawing = SCREEN,
     overwrite: bool = False,
     again: bool = False,
-    probes: Mapping[str, Any] | None = None,
+    probes: Mapping[str, object] | None = None,
     progress: ProgressShown = None,
     callbacks: Iterable[Callback] | None = None,
     stream: str | Iterable[str] | None = None,
@@ -116,10 +116,10 @@ def resume(
     *,
     plots: bool = True,
     drawing: Drawing = SCREEN,
-    probes: Mapping[str, Any] | None = None,
+    probes: Mapping[str, object] | None = None,
     progress: ProgressShown = None,
     callbacks: Iterable[Callback] | None = None,
-    **objects: Any,
+    **objects: object,
 ) -> Run:
     """Continue the unfinished run in ``folder`` that was begun with ``checkpoint=N``; it ends with the same files.
 
@@ -150,7 +150,7 @@ def resume(
 
 @signed(OfComparisons)
 def compare(
-    methods: Sequence[Any] | Mapping[str, Any],
+    methods: Sequence[object] | Mapping[str, object],
     settings: Settings | None = None,
     *,
     seeds: int = 1,
@@ -217,7 +217,7 @@ def compare(
 
 
 def train_compared(
-    methods: Sequence[Any] | Mapping[str, Any],
+    methods: Sequence[object] | Mapping[str, object],
     common: Settings,
     *,
     seeds: int,
@@ -284,7 +284,7 @@ def _planned(in_turn: bool, progress: ProgressShown, runs: Sequence[OneRun]) -> 
         return [sweeping.alone(i, prepare(one.settings, planning=part(i))) for i, one in enumerate(runs)]
 
 
-def _prepared(settings: Settings, probes: Mapping[str, Any] | None, progress: ProgressShown) -> Experiment:
+def _prepared(settings: Settings, probes: Mapping[str, object] | None, progress: ProgressShown) -> Experiment:
     with planning_bar(enabled=progress) as part:
         return prepare(settings, probes=probes, planning=part(0))
 

@@ -245,8 +245,8 @@ def save(run: Run, folder: str | Path, *, overwrite: bool = False) -> Path:
     for name in {*OPTIONAL, *((SWEEP,) if overwrite else ())} - set(contents):  # of earlier results
         (folder / name).unlink(missing_ok=True)
     by_size = sorted(contents, key=lambda name: (name != "settings.json", len(contents[name])))
-    writers: dict[str, Callable[[], Any]] = {n: partial(disk.write, folder / n, contents[n]) for n in by_size}
-    save_plan: Any = save_schedule if run.has_server else save_peer_schedule
+    writers: dict[str, Callable[[], object]] = {n: partial(disk.write, folder / n, contents[n]) for n in by_size}
+    save_plan: Callable[..., object] = save_schedule if run.has_server else save_peer_schedule
     _write_all(run, folder, writers | {SCHEDULE: partial(save_plan, folder / SCHEDULE, run.schedule)})
     contents[SCHEDULE] = (folder / SCHEDULE).read_bytes()
     manifest = {
@@ -276,7 +276,7 @@ def _write_all(run: Run, folder: Path, writers: Mapping[str, Callable[[], object
         )
 
 
-def _read_manifest(folder: Path) -> dict[str, Any]:
+def _read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
     """The manifest of the run saved in ``folder``; ``ValueError`` if there is none."""
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
@@ -357,13 +357,13 @@ def load(folder: str | Path) -> Run:
     )
 
 
-def counters_in(content: bytes, updates: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def counters_in(content: bytes, updates: Mapping[str, np.ndarray]) -> dict[str, object]:
     """The counters of a saved run, in today's words: earlier versions had others.
 
     They counted uploads that were too stale among the ``rejected`` ones too, and ``num_bytes`` was the device memory
     of a run without a server.
     """
-    counters: dict[str, Any] = json.loads(content)
+    counters: dict[str, object] = json.loads(content)
     if counters.get("dropped_stale"):
         counters["rejected"] = int(np.sum(~np.asarray(updates["accepted"], bool)))
     names = {"num_bytes": "device_memory_bytes"}

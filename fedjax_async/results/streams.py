@@ -18,6 +18,7 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
@@ -39,7 +40,7 @@ class Stream(Protocol):
     def close(self, complete: bool) -> None: ...
 
 
-def _scalars(evaluation: Evaluation) -> dict[str, Any]:
+def _scalars(evaluation: Evaluation) -> dict[str, float]:
     """The scores that are single numbers, sorted by name."""
     return {
         name: evaluation.scores[name] for name in sorted(evaluation.scores) if np.ndim(evaluation.scores[name]) == 0
@@ -158,7 +159,7 @@ class WandbStream:
         if self._folder is not None:
             disk.write(self._folder / LEDGER, files.json_bytes(self._ledger))
 
-    def _begun(self, settings: dict[str, Any]) -> Any:
+    def _begun(self, settings: dict[str, object]) -> Any:
         wandb = package("wandb", "wandb")
         begun = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "fedjax-async"),
@@ -190,18 +191,18 @@ PACKAGES = {"tensorboard": "tensorboard.summary", "wandb": "wandb"}  # stream ->
 OF_FOLDERS = ("csv", "tensorboard")
 
 
-def package(stream: str, module: str) -> Any:
+def package(stream: str, module: str) -> ModuleType:
     """A module of the package that a stream needs; ``ValueError`` if it is not installed."""
     return lazy.optional(module, f"the stream {stream!r}")
 
 
-def _require_place(name: str, folder: Any) -> Path:
+def _require_place(name: str, folder: Path | None) -> Path:
     """The folder; ``ValueError`` for a stream that writes files if there is none."""
     check.require(folder is not None or name not in OF_FOLDERS, "stream", name, "left out without a folder (out)")
     return Path(folder or "")
 
 
-def require_streams(names: Sequence[str], folder: object) -> None:
+def require_streams(names: Sequence[str], folder: Path | None) -> None:
     """``ValueError`` for an unknown stream, a missing package, or no folder; called before anything is compiled."""
     for name in names:
         registry.find("stream", STREAMS, name)

@@ -44,12 +44,12 @@ def definition(points: Sequence[GridPoint], probes: Mapping[str, Any] | None = N
     return files.json_bytes({"format": FORMAT, "runs": runs} | ({"probes": about} if about else {}))
 
 
-def _named_values(point: GridPoint) -> list[tuple[str, Any]]:
+def _named_values(point: GridPoint) -> list[tuple[str, object]]:
     """The swept values in order, objects by their names."""
     return [(path, str(value) if isinstance(value, Named) else value) for path, value in point.values.items()]
 
 
-def _values_of(run: Mapping[str, Any]) -> dict[str, Any]:
+def _values_of(run: Mapping[str, Any]) -> dict[str, object]:
     """The swept values of a run in ``sweep.json``. Earlier versions did not keep the names of objects there."""
     settings = run["settings"]
     return {path: settings.get(path, value) if value == NAMELESS else value for path, value in run["values"]}
@@ -92,7 +92,11 @@ def as_begun(points: Sequence[GridPoint], folder: str | Path) -> list[GridPoint]
 
 
 def require_room(
-    folder: str | Path, points: Sequence[GridPoint], probes: Mapping[str, Any] | None = None, *, overwrite: bool = False
+    folder: str | Path,
+    points: Sequence[GridPoint],
+    probes: Mapping[str, object] | None = None,
+    *,
+    overwrite: bool = False,
 ) -> Path:
     """Check that the sweep may use ``folder``; returns the folder.
 
@@ -176,9 +180,9 @@ def save_run(run: Run, folder: Path, point: GridPoint) -> None:
     write_run(run, run_folder(folder, point), plots=False, overwrite=True)
 
 
-def saved_counters(folder: Path, point: GridPoint) -> dict[str, Any]:
+def saved_counters(folder: Path, point: GridPoint) -> dict[str, object]:
     """The counters of a finished run."""
-    counters: dict[str, Any] = json.loads((run_folder(folder, point) / "counters.json").read_bytes())
+    counters: dict[str, object] = json.loads((run_folder(folder, point) / "counters.json").read_bytes())
     return load_run(folder, point).counters if counters.get("dropped_stale") else counters  # see ``counters_in``
 
 

@@ -104,13 +104,13 @@ def _final_columns(found: Sequence[SweptRun]) -> list[str]:
     return ["accuracy", "loss", *validation, *shared_columns(each.run for each in found)]
 
 
-def _identity(each: SweptRun, columns: Mapping[str, str]) -> dict[str, Any]:
+def _identity(each: SweptRun, columns: Mapping[str, str]) -> dict[str, object]:
     shown = each.point.shown(columns).items()
     chosen = {columns[path]: str(value) if isinstance(value, Named) else value for path, value in shown}
     return {"run": each.point.name, **chosen, "seed": each.point.settings.seed}
 
 
-def run_rows(found: Sequence[SweptRun], final: str = FINAL) -> list[dict[str, Any]]:
+def run_rows(found: Sequence[SweptRun], final: str = FINAL) -> list[dict[str, object]]:
     """The tidy table, one row per run: name, swept values, seed and results.
 
     Accuracy, loss, validation scores and other measured columns that all runs have get three final values each:

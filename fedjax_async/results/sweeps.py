@@ -6,7 +6,7 @@ import shutil
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Unpack
+from typing import NamedTuple, Unpack
 
 from fedjax_async.base import check, notices
 from fedjax_async.config import sweeping
@@ -45,7 +45,7 @@ class Sweep(NamedTuple):
         return [point.settings for point in self.points]
 
     @property
-    def values(self) -> list[dict[str, Any]]:
+    def values(self) -> list[dict[str, object]]:
         """The values that the sweep sets in each run: path -> value."""
         return [point.values for point in self.points]
 
@@ -55,7 +55,7 @@ class Sweep(NamedTuple):
         return (self.run(index) for index in range(len(self.points)))
 
     @property
-    def counters(self) -> dict[str, dict[str, Any]]:
+    def counters(self) -> dict[str, dict[str, object]]:
         """Name of a run -> its counters."""
         names = [point.name for point in self.points]
         if self.folder is None:
@@ -73,7 +73,7 @@ class SweepWork(NamedTuple):
     points: tuple[GridPoint, ...]
     finished: frozenset[int]
     groups: tuple[SweepGroup, ...]  # the stacks with a run that is left to train
-    probes: Mapping[str, Any] | None = None  # evaluated in every run
+    probes: Mapping[str, object] | None = None  # evaluated in every run
     callbacks: Callbacks = NO_CALLBACKS  # get the evaluations of every run
     roles: Mapping[str, str] = {}  # as in :class:`Sweep`
 
@@ -94,7 +94,7 @@ def plan_sweep(
     folder: str | Path | None = None,
     memory_limit: int | None = None,
     lanes: int | None = None,
-    probes: Mapping[str, Any] | None = None,
+    probes: Mapping[str, object] | None = None,
     progress: ProgressShown = None,
     callbacks: Callbacks = NO_CALLBACKS,
 ) -> SweepWork:
@@ -111,8 +111,9 @@ def plan_sweep(
         if value is not None:
             check.whole(name, value)
     with precision(*(point.settings for point in points)), planning_bar(len(points), progress) as part:
-        options: dict[str, Any] = {"memory_limit": memory_limit, "lanes": lanes, "probes": probes, "planning": part}
-        groups = sweeping.plan_groups([point.settings for point in points], **options)
+        groups = sweeping.plan_groups(
+            [point.settings for point in points], memory_limit=memory_limit, lanes=lanes, probes=probes, planning=part
+        )
     if folder is None:
         return SweepWork(tuple(points), frozenset(), tuple(groups), probes, callbacks)
     folder = check.path("folder", folder)
@@ -193,26 +194,33 @@ def train(work: SweepWork, folder: Path | None, *, progress: ProgressShown = Non
         else:
             sweep_folder.save_run(run, folder, work.points[index])
 
-    options: dict[str, Any] = {"checkpoints": None if folder is None else folder / CHECKPOINTS, "probes": work.probes}
-    options |= {"finished": work.finished, "callbacks": work.callbacks, "progress": progress}
     with precision(*(point.settings for point in work.points)):
-        run(runs, work.groups, on_finished=save, **options)
+        run(
+            runs,
+            work.groups,
+            on_finished=save,
+            checkpoints=None if folder is None else folder / CHECKPOINTS,
+            probes=work.probes,
+            finished=work.finished,
+            callbacks=work.callbacks,
+            progress=progress,
+        )
     return kept
 
 
 @signed(OfSweeps)
 def sweep(
-    base: Settings | Mapping[str, Any] | None = None,
-    grid: Mapping[str, Any] | None = None,
+    base: Settings | Mapping[str, object] | None = None,
+    grid: Mapping[str, object] | None = None,
     *,
-    points: Iterable[Mapping[str, Any]] | None = None,
+    points: Iterable[Mapping[str, object]] | None = None,
     seeds: int | Iterable[int] | None = None,
     out: str | Path | None = None,
     memory_limit: int | None = None,
     lanes: int | None = None,
     progress: ProgressShown = None,
     overwrite: bool = False,
-    probes: Mapping[str, Any] | None = None,
+    probes: Mapping[str, object] | None = None,
     roles: Mapping[str, str] | None = None,
     callbacks: Iterable[Callback] | None = None,
     stream: str | Iterable[str] | None = None,
@@ -260,8 +268,15 @@ def sweep(
         if out is not None:
             expanded = expanded if overwrite else sweep_folder.as_begun(expanded, out)
             sweep_folder.require_room(out, expanded, probes, overwrite=overwrite)
-        options: dict[str, Any] = {"memory_limit": memory_limit, "lanes": lanes, "progress": progress}
-        work = plan_sweep(expanded, folder=out, probes=probes, callbacks=callbacks_of_runs, **options)
+        work = plan_sweep(
+            expanded,
+            folder=out,
+            probes=probes,
+            callbacks=callbacks_of_runs,
+            memory_limit=memory_limit,
+            lanes=lanes,
+            progress=progress,
+        )
         found = run_work(work._replace(roles={**(roles or {})}), folder=out, progress=progress)
     notices.warn_about(found.counters)
     return found

@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -91,10 +90,10 @@ def _grid(rows: Sequence[Row], decimals: Mapping[str, int]) -> tuple[list[list[s
 
 
 def _markdown(rows: Sequence[Row], decimals: Mapping[str, int]) -> str:
-    def bars(value: object) -> Any:
-        return value.replace("|", "\\|") if isinstance(value, str) else value
+    def bars(name: str) -> str:
+        return name.replace("|", "\\|")
 
-    escaped = [{bars(name): bars(value) for name, value in row.items()} for row in rows]
+    escaped = [{bars(n): bars(value) if isinstance(value, str) else value for n, value in row.items()} for row in rows]
     (header, *body), numbers = _grid(escaped, {bars(name): places for name, places in decimals.items()})
     rule = ["-" * (len(name) - 1) + ":" if number else "-" * len(name) for name, number in zip(header, numbers)]
     return "".join(f"| {' | '.join(line)} |\n" for line in [header, rule, *body])

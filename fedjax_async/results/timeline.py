@@ -55,7 +55,6 @@ MESSAGES: dict[str, tuple[tuple[Delivery, ...], str, bool]] = {
 LOST_AFTER = 0.35  # the line of a lost message ends after this share of the way
 MOST_BARS = 60  # of a histogram
 BEYOND = 1.02  # a chart that should be longer than its schedule by this factor says that it ends earlier
-AWAY: dict[str, Any] = {"height": 0.86, "color": OFFLINE, "linewidth": 0, "zorder": 0.45}
 
 
 class Jobs(NamedTuple):
@@ -224,7 +223,8 @@ def label_rows(
 def draw_absences(axes: Axes, of_rows: Sequence[np.ndarray], until: float, name: str) -> bool:
     """A pale band for each interval, float64[M, 2], of each row, a ``name``; returns whether there is any."""
     begin, end = np.concatenate(of_rows).T / canvas.axis("time", until)[0]
-    bands = axes.barh(np.repeat(np.arange(len(of_rows)), [*map(len, of_rows)]), end - begin, left=begin, **AWAY)
+    rows = np.repeat(np.arange(len(of_rows)), [*map(len, of_rows)])
+    bands = axes.barh(rows, end - begin, left=begin, height=0.86, color=OFFLINE, linewidth=0, zorder=0.45)
     if len(bands):
         canvas.mark(axes, bands, name=f"{name} offline", hoverinfo="skip")
     return len(bands) > 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fedjax_async.base import check
 from fedjax_async.config.grid import setting_title
@@ -43,8 +43,8 @@ Roles = Mapping[str, str]  # path -> role, where it is not the default
 class Tuning(NamedTuple):
     """The settings tried for one compared method in one world; they differ only in tuned axes."""
 
-    world: dict[str, Any]  # path -> value of each axis with the role ``world``
-    compared: dict[str, Any]  # path -> value of each axis with the role ``compared``
+    world: dict[str, object]  # path -> value of each axis with the role ``world``
+    compared: dict[str, object]  # path -> value of each axis with the role ``compared``
     order: list[int]  # the settings by their index in ``by_setting``, the chosen one first
     settings: list[Settings]  # of the first seed, in the same order
     runs: int  # over all settings and seeds
@@ -225,7 +225,7 @@ def plain(metric: str) -> str:
     return metric.removesuffix(" (%)").replace(", ", " (") + ")"
 
 
-def pair_rows(found: Sequence[SweptRun], options: TableOptions = USUAL) -> list[dict[str, Any]]:
+def pair_rows(found: Sequence[SweptRun], options: TableOptions = USUAL) -> list[dict[str, object]]:
     """Paired tests as in :func:`fedjax_async.results.significance.pairs` between the chosen settings of a world.
 
     They compare the final value on the test set. Settings of different worlds are not compared, because their data and

@@ -33,7 +33,7 @@ def differences(runs: Mapping[str, Sequence[Run]]) -> str:
     every = [run.settings for seeds in runs.values() for run in seeds]
     found = []
     for name in WORLD:
-        values: list[Any] = []
+        values: list[object] = []
         for each in every:
             if name in each and all(identity.difference(each[name], value) for value in values):
                 values.append(each[name])
