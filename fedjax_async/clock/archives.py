@@ -18,9 +18,9 @@ class Format(NamedTuple):
     version: int
 
 
-def write_archive(path: str | Path, kind: Format, columns: Mapping[str, Any]) -> None:
+def write_archive(path: str | Path, kind: Format, columns: Mapping[str, object]) -> None:
     """Write columns; a reader sees the whole old or the whole new file, never a part."""
-    header: dict[str, Any] = {"format": np.array(kind.name), "format_version": np.array(kind.version)}
+    header: dict[str, object] = {"format": np.array(kind.name), "format_version": np.array(kind.version)}
     with disk.replacing(check.path("path", path)) as file:
         disk.write_npz(file, header | {name: np.asarray(value) for name, value in columns.items()})
 
@@ -35,8 +35,8 @@ def is_archive(path: str | Path, kind: Format) -> bool:
 
 
 def read_archive(
-    path: str | Path, kind: Format, names: Iterable[str], later: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+    path: str | Path, kind: Format, names: Iterable[str], later: Mapping[str, np.ndarray] | None = None
+) -> dict[str, np.ndarray]:
     """The columns ``names`` of what ``write_archive`` wrote; ``ValueError`` if the file is truncated or foreign.
 
     ``later``: columns that older files lack, with the values that these then have.
@@ -61,7 +61,7 @@ def read_archive(
     return {name: found[name] for name in wanted}
 
 
-def single_numbers(path: str | Path, columns: Mapping[str, Any], kinds: Mapping[str, type]) -> dict[str, Any]:
+def single_numbers(path: str | Path, columns: Mapping[str, np.ndarray], kinds: Mapping[str, type]) -> dict[str, Any]:
     """The columns in ``kinds`` as one number each; ``ValueError`` for any that is not. All others must be arrays."""
     for name, column in columns.items():
         if name in kinds and (np.shape(column) != () or np.asarray(column).dtype.kind not in "biu"):
@@ -71,7 +71,7 @@ def single_numbers(path: str | Path, columns: Mapping[str, Any], kinds: Mapping[
     return {name: kind(columns[name]) for name, kind in kinds.items()}
 
 
-def check_columns(path: str | Path, plan: NamedTuple, kinds: Mapping[str, Any], length: int) -> None:
+def check_columns(path: str | Path, plan: NamedTuple, kinds: Mapping[str, type], length: int) -> None:
     """Raise ``ValueError`` for the first column of a plan without this length or without its dtype in ``kinds``."""
     for name, kind in kinds.items():
         column = getattr(plan, name)

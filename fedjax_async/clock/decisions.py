@@ -9,8 +9,8 @@ from the start; the observations in its checkpoint replace the training.
 from __future__ import annotations
 
 import time as clock_time
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -40,10 +40,11 @@ class Executor(Protocol):
     def losses(self, clients: np.ndarray) -> np.ndarray:
         """The mean loss of the current model on the examples of each of these clients; float64."""
 
-    def scores(self) -> Mapping[str, Any]:
+    def scores(self) -> Mapping[str, object]:
         """The newest evaluation, empty if there is none."""
 
 
+Answer = TypeVar("Answer")
 CHUNKS = 256  # that a growing table holds before it puts its columns together
 
 
@@ -51,12 +52,13 @@ class GrowingTable:
     """A table that grows: columns of equal length. A column is put together when it is read."""
 
     def __init__(self) -> None:
-        self._chunks: list[tuple[int, Mapping[str, Any]]] = []  # rows, and how many came before
+        # how many rows came before, and rows
+        self._chunks: list[tuple[int, Mapping[str, Sequence[float] | np.ndarray]]] = []
         self._held: dict[str, np.ndarray] = {}  # with spare room
         self._filled: dict[str, int] = {}  # by column: how many rows of it are put together
         self._length = 0
 
-    def append(self, rows: Mapping[str, Any]) -> None:
+    def append(self, rows: Mapping[str, Sequence[float] | np.ndarray]) -> None:
         """Add rows, which must not change any more; all calls must give the same columns."""
         count = len(next(iter(rows.values())))
         if len(rows) > len(self._held):
@@ -162,7 +164,7 @@ class Decisions:
         check.require(good, "view.losses(clients)", clients, f"a list or an array of clients, from 0 to {count - 1}")
         return self._executor.losses(np.asarray(asked, np.int64)) if len(asked) else np.zeros(0)
 
-    def _answer(self, call: str, kind: str, function: Callable[..., Any], *given: object) -> Any:
+    def _answer(self, call: str, kind: str, function: Callable[..., Answer], *given: object) -> Answer:
         """What a policy's function returns. Its errors except ``Ended`` become a ``ValueError`` that names ``call``."""
         begin = clock_time.perf_counter()
         try:
@@ -248,7 +250,7 @@ class Decisions:
         return self.record.schedule()
 
 
-_TYPES: dict[str, Any] = {"client": np.int64, "staleness": np.int64, "accepted": np.bool_}
+_TYPES: dict[str, type] = {"client": np.int64, "staleness": np.int64, "accepted": np.bool_}
 
 
 def _nothing(policy: Policy) -> dict[str, np.ndarray]:
@@ -269,7 +271,7 @@ def _observed(record: Record, first: int) -> dict[str, np.ndarray]:
     }
 
 
-def _array(value: Any) -> Any:
+def _array(value: object) -> Any:
     """``value`` as an array, ``None`` if it is ragged."""
     try:
         return np.asarray(value)
@@ -277,7 +279,7 @@ def _array(value: Any) -> Any:
         return None
 
 
-def _frozen(value: object) -> Any:
+def _frozen(value: object) -> np.floating | np.ndarray:
     """The score on the host; a read-only copy if it is an array."""
     found = np.array(value)
     return read_only(found) if found.ndim else found[()]

@@ -54,7 +54,7 @@ def write_tables(
     require(capacity is not None or behaviour is not None, "capacity, behaviour", None, "given, at least one of them")
     optional(whole, "clients", clients)
     whole("batch_size", batch_size)
-    tables: dict[str, tuple[Sequence[str], Sequence[Sequence[Any]]]] = {}
+    tables: dict[str, tuple[Sequence[str], Sequence[Sequence[object]]]] = {}
     flags = []
     where = path("folder", folder)
     if capacity is not None:
@@ -145,7 +145,7 @@ def _repeated(online: list[tuple[float, float]], end: float, until: float) -> It
                 yield cycle * end + start, min(cycle * end + stop, until)
 
 
-def _devices(file: str | Path, clients: int | None) -> list[tuple[str, Mapping[str, Any]]]:
+def _devices(file: str | Path, clients: int | None) -> list[tuple[str, Mapping[str, object]]]:
     """The first devices of a JSON file; ``ValueError`` if it is not JSON, or has fewer."""
     found = path("file", file)
     try:
@@ -163,7 +163,7 @@ def _devices(file: str | Path, clients: int | None) -> list[tuple[str, Mapping[s
     return devices
 
 
-def _as_csv(header: Sequence[str], lines: Iterable[Sequence[Any]]) -> bytes:
+def _as_csv(header: Sequence[str], lines: Iterable[Sequence[object]]) -> bytes:
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,8 @@ from fedjax_async.clock.faults import FAULTS, DrawFaults, FaultModel, Faults, Pa
 from fedjax_async.clock.views import Decider
 
 MOST_STEPS = int(np.iinfo(np.int32).max)  # local steps of a job, as schedules keep them
+
+Model = TypeVar("Model")  # of availability or of faults
 
 
 class Limits(NamedTuple):
@@ -140,8 +142,8 @@ def bind(
 
 
 def models_of(
-    kind: str, known: Mapping[str, Callable[..., Any]], spec: Callable[..., Any] | str | None
-) -> list[tuple[Callable[..., Any], int]]:
+    kind: str, known: Mapping[str, Callable[..., Model]], spec: Model | str | None
+) -> list[tuple[Model, int]]:
     """The models that a spec joins, each with the count of models of its name before it."""
     if spec is None:
         return []

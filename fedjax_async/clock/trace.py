@@ -85,7 +85,7 @@ def load_schedule_csv(path: str | Path) -> Schedule:
     return _checked(path, schedule)
 
 
-def _parse(kind: Callable[[Any], Tree], text: str) -> Tree | int:
+def _parse(kind: Callable[[str], Tree], text: str) -> Tree | int:
     return int(text) if kind is np.bool_ else kind(text)
 
 

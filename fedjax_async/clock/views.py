@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from fedjax_async.types import Schedule
+
+if TYPE_CHECKING:
+    from fedjax_async.clock.record import Record
+
+Value = TypeVar("Value")
 
 
 class _Prior(NamedTuple):
@@ -38,13 +43,13 @@ def read_only(column: np.ndarray) -> np.ndarray:
     return column
 
 
-class WhenRead(Mapping[str, Any]):
+class WhenRead(Mapping[str, Value]):
     """Values by name, each made when it is read, ``read(name)``: most policies read few of them."""
 
-    def __init__(self, names: Collection[str], read: Callable[[str], Any]) -> None:
+    def __init__(self, names: Collection[str], read: Callable[[str], Value]) -> None:
         self._names, self._read = names, read
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> Value:
         return self._read(name)
 
     def __iter__(self) -> Iterator[str]:
@@ -69,7 +74,7 @@ class View(NamedTuple):
     time: float
     step: int  # server steps closed
     arrivals: Mapping[str, np.ndarray]
-    scores: Mapping[str, Any]
+    scores: Mapping[str, np.floating | np.ndarray]
     losses: Callable[[np.ndarray], np.ndarray]
 
 
@@ -125,7 +130,7 @@ class Decider(Protocol):
     @property
     def asks(self) -> bool: ...
 
-    def look(self, record: Any, time: float) -> None: ...
+    def look(self, record: Record, time: float) -> None: ...
 
     def choose(self, idle: np.ndarray, count: int, *, alone: bool) -> list[int]: ...
 
@@ -133,7 +138,7 @@ class Decider(Protocol):
 
     def length(self) -> float: ...
 
-    def upload(self, record: Any, job: int, number: int, time: float) -> int | None: ...
+    def upload(self, record: Record, job: int, number: int, time: float) -> int | None: ...
 
     def nothing_uploaded(self) -> ValueError: ...
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from fedjax_async.base import check
@@ -12,16 +10,16 @@ from fedjax_async.peers.schedule import Delivery, PeerSchedule
 from fedjax_async.peers.statistics import readers
 from fedjax_async.peers.waves import previous_events
 
-EVENTS: dict[str, Any] = {
+EVENTS: dict[str, type] = {
     "client": np.int32, "number": np.int32, "local_steps": np.int32, "start": np.float64, "end": np.float64,
     "mixed_at": np.float64, "mass": np.float64, "unsent_mass": np.float64,
 }  # fmt: skip
-ENTRIES: dict[str, Any] = {"source": np.int64, "fragment": np.int32, "weight": np.float64}
-PUSHES: dict[str, Any] = {
+ENTRIES: dict[str, type] = {"source": np.int64, "fragment": np.int32, "weight": np.float64}
+PUSHES: dict[str, type] = {
     "push_event": np.int64, "push_fragment": np.int32, "receiver": np.int32, "sent_mass": np.float64,
     "arrival": np.float64, "outcome": np.int8, "mixed_by": np.int64, "corrupt": np.bool_,
 }  # fmt: skip
-NODES: dict[str, Any] = {"joined": np.float64, "left": np.float64}
+NODES: dict[str, type] = {"joined": np.float64, "left": np.float64}
 _ROUNDING = 1e-9  # of a sum of mixing coefficients
 
 
@@ -38,7 +36,7 @@ def check_peer_schedule(schedule: PeerSchedule) -> PeerSchedule:
 
 
 def _check_lengths(s: PeerSchedule) -> None:
-    groups: tuple[tuple[dict[str, Any], int], ...] = (
+    groups: tuple[tuple[dict[str, type], int], ...] = (
         (EVENTS, len(np.atleast_1d(s.client))),
         ({"inbox_bounds": np.int64}, len(np.atleast_1d(s.client)) + 1),
         (ENTRIES, len(np.atleast_1d(s.source))),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from fedjax_async.clock import scenario as scenarios
 from fedjax_async.clock.availability import AvailabilityModel
 from fedjax_async.clock.budget import Until, budget_text
 from fedjax_async.clock.durations import DelayModel
-from fedjax_async.clock.faults import FAULTS, FaultModel, JobFaults, job_faults
+from fedjax_async.clock.faults import FAULTS, DrawFaults, FaultModel, JobFaults, job_faults
 from fedjax_async.clock.network import NetworkModel
 from fedjax_async.clock.planning import NothingArrives, check_until, per_client
 from fedjax_async.clock.scenario import NO_LIMITS, Scenario
@@ -112,7 +111,7 @@ def _message_faults(faults: FaultModel | str | None, scenario: Scenario) -> Mess
         return None
 
     @lru_cache(maxsize=64)
-    def at(position: int) -> list[Any]:
+    def at(position: int) -> list[DrawFaults | None]:
         parts = [(model, part + _PARTS * position) for model, part in models]
         return [model(scenario.num_clients, scenario.seed, part).draw for model, part in parts]
 

@@ -290,7 +290,7 @@ def is_graphs(given: object) -> bool:
     return bool(graphs) and all(hasattr(graph, "edges") and hasattr(graph, "is_directed") for graph in graphs)
 
 
-def of_graphs(given: Any) -> Topology:
+def of_graphs(given: object) -> Topology:
     """The topology of a networkx graph, or of a list of graphs that are used in turn; ``ValueError`` otherwise.
 
     The nodes are 0..N-1. Graphs of one list must have the same number of nodes.
@@ -298,7 +298,7 @@ def of_graphs(given: Any) -> Topology:
     if isinstance(given, Topology):
         return given
     check.require(is_graphs(given), "topology", given, "a name of TOPOLOGIES, a networkx graph or a list of graphs")
-    graphs = list(given) if isinstance(given, (list, tuple)) else [given]
+    graphs: list[Any] = list(given) if isinstance(given, (list, tuple)) else [given]
     return warned_of(Topology(len(graphs[0]), tuple(from_networkx(graph, len(graphs[0])) for graph in graphs)))
 
 
