@@ -138,7 +138,7 @@ def conv_general_dilated(
     padding: str | Padding,
     lhs_dilation: tuple[int, ...] | None = None,
     rhs_dilation: tuple[int, ...] | None = None,
-    dimension_numbers: Any = None,
+    dimension_numbers: tuple[str, str, str] | lax.ConvDimensionNumbers | None = None,
     feature_group_count: int = 1,
     **options: Any,
 ) -> Array:

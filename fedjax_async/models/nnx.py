@@ -6,7 +6,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,11 @@ from fedjax_async.models.labels import cross_entropy
 from fedjax_async.models.norm import STATISTICS, row_mask
 from fedjax_async.models.wrap import SameStart
 from fedjax_async.types import Array, Key, Model, Params, Path
+
+if TYPE_CHECKING:
+    from flax import nnx
+
+Copied = TypeVar("Copied")
 
 
 def makes_nnx(thing: object) -> bool:
@@ -34,7 +39,7 @@ def makes_nnx(thing: object) -> bool:
         return False
 
 
-def _needed(thing: Any) -> list[str]:
+def _needed(thing: object) -> list[str]:
     """The parameters without defaults; those of an nnx class are hidden behind its metaclass."""
     if isinstance(thing, functools.partial):
         return [name for name in _needed(thing.func)[len(thing.args) :] if name not in thing.keywords]
@@ -82,11 +87,11 @@ def from_nnx(
     check.require(bool(jax.tree.leaves(start)), "module state", "no nnx.Param", "at least one")
     _check_statistics(example)
 
-    def params_of(weights: Any, kept: Any) -> Params:
+    def params_of(weights: nnx.State, kept: nnx.State) -> Params:
         weights = _renamed(nnx.to_pure_dict(weights), str)
         return {"params": weights, STATISTICS: _renamed(nnx.to_pure_dict(kept), str)} if statistics else weights
 
-    def state_of(module: Any) -> list[Any]:
+    def state_of(module: nnx.Module) -> list[Any]:
         parts: Any = nnx.split(module, *kinds)
         return list(parts[1:])
 
@@ -116,7 +121,7 @@ def from_nnx(
     return Model(start_at, apply, loss, call if statistics else None, private)
 
 
-def _modes(example: Any, kinds: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
+def _modes(example: nnx.Module, kinds: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
     """The graphs of a module in evaluation and in training, and its state by kind; the module stays as it is."""
     nnx = sys.modules["flax.nnx"]
     graphs = []
@@ -128,12 +133,12 @@ def _modes(example: Any, kinds: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
     return graphs, states
 
 
-def _named_kinds(state: Any) -> set[str]:
+def _named_kinds(state: object) -> set[str]:
     """The names of the classes of a state's variables."""
     return {type(variable).__name__ for _, variable in sys.modules["flax.nnx"].to_flat_state(state)}
 
 
-def _check_statistics(example: Any) -> None:
+def _check_statistics(example: nnx.Module) -> None:
     """``ValueError`` for running statistics of another layer: nothing would keep padded rows out of them."""
     nnx = sys.modules["flax.nnx"]
     nodes = dict(nnx.iter_graph(example))
@@ -145,19 +150,19 @@ def _check_statistics(example: Any) -> None:
     check.require(not strange, "nnx.BatchStat of", strange, "of nnx.BatchNorm, which leaves padded rows out")
 
 
-def _copy(state: Any) -> Any:
+def _copy(state: Copied) -> Copied:
     """A state with variables of its own: a module that is merged from it changes them."""
     return jax.tree.map(lambda leaf: leaf, state)
 
 
-def _filled(state: Any, values: Any) -> Any:
+def _filled(state: nnx.State, values: object) -> nnx.State:
     """A copy of a state with these values: nested dicts whose keys are texts."""
     nnx, copy = sys.modules["flax.nnx"], _copy(state)
     nnx.replace_by_pure_dict(copy, _as_in(nnx.to_pure_dict(state), values))
     return copy
 
 
-def _seeded(generators: Any, key: Key | None) -> Any:
+def _seeded(generators: object, key: Key | None) -> object:
     """The state of all generators from one key; as it is without a key, when nothing is drawn."""
     if key is None:
         return _copy(generators)
@@ -172,7 +177,7 @@ def _seeded(generators: Any, key: Key | None) -> Any:
     return jax.tree.unflatten(structure, [fresh(i, leaf) for i, leaf in enumerate(leaves)])
 
 
-def _as_here(module: Any, mask: Array | None) -> None:
+def _as_here(module: object, mask: Array | None) -> None:
     """Let each BatchNorm of a module leave out the rows with ``mask`` 0, and each Conv use our lowerings."""
     nnx = sys.modules["flax.nnx"]
     for _, layer in nnx.iter_graph(module):
@@ -191,11 +196,11 @@ class _Rows:
 
 
 @functools.lru_cache(maxsize=64)
-def _masked(layer: Any) -> Any:
+def _masked(layer: type) -> type:
     """A class of BatchNorm layers that leave out the rows of ``self.rows``."""
 
     class Masked(layer):
-        def __call__(self, x: Array, *args: Any, mask: Array | None = None, **options: Any) -> Array:
+        def __call__(self, x: Array, *args: object, mask: Array | None = None, **options: object) -> Array:
             mask = row_mask(self.rows.mask, x) if mask is None else mask
             outputs: Array = super().__call__(x, *args, mask=mask, **options)
             return outputs
@@ -203,11 +208,11 @@ def _masked(layer: Any) -> Any:
     return Masked
 
 
-def _renamed(values: object, name: Callable[[object], str]) -> Any:
+def _renamed(values: object, name: Callable[[object], str]) -> Params:
     """Nested dicts with keys ``name(key)``: nnx numbers the layers of a list, and the names of params are texts."""
     return {name(k): _renamed(v, name) for k, v in values.items()} if isinstance(values, dict) else jnp.asarray(values)
 
 
-def _as_in(values: object, params: Any) -> Any:
+def _as_in(values: object, params: Params) -> Params:
     """``params`` under the keys of ``values``."""
     return {k: _as_in(v, params[str(k)]) for k, v in values.items()} if isinstance(values, dict) else params

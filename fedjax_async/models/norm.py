@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,9 @@ from jax import lax
 
 from fedjax_async.base import check, factories, registry
 from fedjax_async.types import Array, Path
+
+Moments = tuple[Array, Array, Array]  # mean, variance and count
+Saved = tuple[Array, Array | None, Array, Moments]
 
 STATISTICS = "batch_stats"
 
@@ -79,12 +82,16 @@ def batch_normalised(
     return _normalised_forward(eps, x, mask, scale, bias)[0]
 
 
-def _normalised_forward(eps: float, x: Array, mask: Array | None, scale: Array, bias: Array) -> tuple[Any, Any]:
+def _normalised_forward(
+    eps: float, x: Array, mask: Array | None, scale: Array, bias: Array
+) -> tuple[tuple[Array, Moments], Saved]:
     moments = batch_moments(x, mask)
     return (standardised(x, moments[0], moments[1], scale, bias, eps), moments), (x, mask, scale, moments)
 
 
-def _normalised_backward(eps: float, saved: Any, given: Any) -> tuple[Array, Array | None, Array, Array]:
+def _normalised_backward(
+    eps: float, saved: Saved, given: tuple[Array, Moments]
+) -> tuple[Array, Array | None, Array, Array]:
     """With ``u`` the standardised x and sums over all rows: ``factor (dy - valid (sum dy + u sum(dy u)) / count)``."""
     (x, mask, scale, (mean, var, count)), dy = saved, given[0]
     axes, rank, inverse = tuple(range(x.ndim - 1)), x.ndim, lax.rsqrt(var + eps)

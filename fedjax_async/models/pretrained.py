@@ -127,7 +127,7 @@ def load_encoder(folder: Path) -> tuple[EncoderConfig, Weights]:
 def read_config(path: Path) -> tuple[Family, EncoderConfig]:
     """Type and configuration of the model in a ``config.json``; raises ``ValueError`` if damaged or not supported."""
     try:
-        content: Any = json.loads(path.read_bytes())
+        content: dict[str, Any] = json.loads(path.read_bytes())
     except ValueError as error:
         raise ValueError(f"{path} = {str(error).splitlines()[0]}: must be JSON") from error
     require(isinstance(content, dict), str(path), content, "a JSON object")

@@ -19,7 +19,7 @@ import numpy as np
 from fedjax_async.base import check
 from fedjax_async.base.check import require
 
-DTYPES: dict[str, Any] = {
+DTYPES: dict[str, type] = {
     "F64": np.float64,
     "F32": np.float32,
     "F16": np.float16,
@@ -92,7 +92,7 @@ def safetensors_bytes(arrays: Mapping[str, object], metadata: Mapping[str, str] 
     for name, array in found.items():
         require(array.dtype in names and name != METADATA, f"array {name}", array.dtype.name, f"{', '.join(DTYPES)}")
     order = sorted(found, key=lambda name: (-found[name].dtype.itemsize, name))
-    header: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
+    header: dict[str, object] = {METADATA: dict(metadata)} if metadata else {}
     end = 0
     for name in order:
         first, end = end, end + found[name].nbytes

@@ -23,19 +23,23 @@ permuted. Embeddings and dense layers put the channels last in PyTorch too, ``[B
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
+from jax.typing import DTypeLike
 
 from fedjax_async.base import check
 from fedjax_async.models.conv import Conv, ConvPool
 from fedjax_async.models.norm import STATISTICS
 from fedjax_async.models.weights import arrays_of, filled
 from fedjax_async.models.wrap import with_inputs
-from fedjax_async.types import Array, Model, Params, Path
+from fedjax_async.types import AnyArray, Array, Model, Params, Path
+
+if TYPE_CHECKING:
+    from flax.linen.module import InterceptorContext
 
 TRACKED = "num_batches_tracked"  # PyTorch's count of the batches that BatchNorm saw
 LEAVES = {"kernel": "weight", "scale": "weight", "table": "weight", "embedding": "weight"}
@@ -78,7 +82,9 @@ def flattened(model: Model, input_shape: tuple[int, ...]) -> dict[str, int]:
     if not any(name.rpartition("/")[2] == "kernel" for name in arrays_of(shapes)):
         return found  # such as a module of PyTorch, whose params are in its own layouts
 
-    def follow(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any], context: Any) -> Any:
+    def follow(
+        call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, object], context: InterceptorContext
+    ) -> object:
         nonlocal channels, channels_first, latest, calls
         module = context.module
         x: Any = args[0] if args else None
@@ -98,12 +104,12 @@ def flattened(model: Model, input_shape: tuple[int, ...]) -> dict[str, int]:
             channels = out.shape[-1] if channels_first else 0
         return out
 
-    def forward(key: object, x: object) -> Any:
+    def forward(key: object, x: object) -> object:
         params = model.init(key)
         with nn.intercept_methods(follow):
             return model.apply(params, x)
 
-    def traced(dtype: Any) -> None:
+    def traced(dtype: DTypeLike) -> None:
         nonlocal channels, channels_first, latest, calls
         channels_first, channels, latest, calls = start
         found.clear()
@@ -137,7 +143,9 @@ def _reads_positions(model: Model, layer: str, origin: Map, inputs: Array) -> bo
     def read(positions: Array) -> Array:
         replaced, seen, calls = positions.reshape(origin.shape), [], 0
 
-        def replacing(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any], context: Any) -> Any:
+        def replacing(
+            call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, object], context: InterceptorContext
+        ) -> object:
             nonlocal calls
             if "/".join(context.module.path) == layer and isinstance(context.module, nn.Dense):
                 seen.append(args[0])
@@ -249,7 +257,7 @@ def _require_counterpart(module: nn.Module) -> None:
     check.require(len(shape) <= 2, f"layer {'/'.join(module.path)}", type(module).__name__, allowed)
 
 
-def _require_convolutions(arrays: Mapping[str, Any]) -> None:
+def _require_convolutions(arrays: Mapping[str, AnyArray]) -> None:
     """Raise ``ValueError`` for a kernel beside a bias with more than one axis: it is not that of a convolution."""
     for name, kernel in arrays.items():
         layer, _, last = name.rpartition("/")
@@ -259,7 +267,7 @@ def _require_convolutions(arrays: Mapping[str, Any]) -> None:
 
 
 def _leaves(
-    arrays: Mapping[str, Any], flattened: Mapping[str, int] | None, modules: Mapping[str, str] | None
+    arrays: Mapping[str, AnyArray], flattened: Mapping[str, int] | None, modules: Mapping[str, str] | None
 ) -> dict[str, Leaf]:
     """Our name of each leaf -> its name and layouts in the state dict."""
     channels, renamed = {} if flattened is None else flattened, {} if modules is None else modules
@@ -278,7 +286,7 @@ def _leaves(
     return leaves
 
 
-def _require_given(channels: Any, renamed: Any, layers: set[str], dense: set[str]) -> None:
+def _require_given(channels: Mapping[str, int], renamed: Mapping[str, str], layers: set[str], dense: set[str]) -> None:
     """Raise ``ValueError`` unless ``flattened`` maps dense layers to channels and ``modules`` maps layers to names."""
     check.kind("flattened", channels, Mapping, "the channels of dense layers, such as {'fc1': 16}")
     check.kind("modules", renamed, Mapping, "names of layers, such as {'fc1': 'classifier'}")

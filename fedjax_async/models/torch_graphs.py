@@ -13,12 +13,13 @@ import logging
 import operator
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from fedjax_async.base import check
 from fedjax_async.models.torch_layers import GIVEN, GIVEN_ARRAYS, LAYERS, ChannelsLast, Context
@@ -32,6 +33,18 @@ COUNT = "num_batches_tracked"  # of BatchNorm, which does not use it
 SAMPLE = 2  # examples of the batch that is exported; PyTorch takes 0 and 1 for constants
 
 
+class Node(Protocol):
+    """A node of ``torch.fx``."""
+
+    op: str
+    name: str
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, object]
+    meta: Mapping[str, Any]
+    users: Mapping[Node, None]
+
+
 class Exported(NamedTuple):
     """An exported forward pass.
 
@@ -39,7 +52,7 @@ class Exported(NamedTuple):
     constants: name -> array, of what PyTorch lifted out of ``forward``.
     """
 
-    nodes: list[Any]
+    nodes: list[Node]
     names: Mapping[str, str | None]
     constants: Mapping[str, np.ndarray]
 
@@ -65,7 +78,13 @@ def _quiet() -> Iterator[None]:
 
 
 def graph_of(
-    module: Any, shape: tuple[int, ...], dtype: Any, *, train: bool, statistics: set[str], batch: int | None = None
+    module: Any,
+    shape: tuple[int, ...],
+    dtype: DTypeLike,
+    *,
+    train: bool,
+    statistics: set[str],
+    batch: int | None = None,
 ) -> Exported | None:
     """The graph for inputs [B, *shape] of JAX's ``dtype``, in training or evaluation; ``statistics``: names of buffers.
 
@@ -92,7 +111,7 @@ def graph_of(
         raise ValueError(
             f"module = {name}: must be {allowed}; it raised {type(error).__name__}: {line[:300]}"
         ) from None
-    conditions: Any = getattr(program, "_guards_code", "not known")  # on B, which PyTorch took for true
+    conditions: object = getattr(program, "_guards_code", "not known")  # on B, which PyTorch took for true
     if batch is None and conditions:
         return None
     inputs = program.graph_signature.input_specs
@@ -103,7 +122,7 @@ def graph_of(
     return graph
 
 
-def _parts(node: Any) -> tuple[str, str]:
+def _parts(node: Node) -> tuple[str, str]:
     """``("max", "max.dim")`` of ``aten.max.dim``; in-place operations lose their ``_``."""
     schema = node.target._schema
     packet = schema.name.partition("::")[2]
@@ -111,14 +130,14 @@ def _parts(node: Any) -> tuple[str, str]:
     return packet, f"{packet}.{schema.overload_name or 'default'}"
 
 
-def _is_plain(node: Any) -> bool:
+def _is_plain(node: Node) -> bool:
     """Whether it is arithmetic of Python, with sizes, or takes one of several results."""
     target = node.target
     sizes = getattr(target, "__module__", "") in ("_operator", "math", "builtins") or target is operator.getitem
     return sizes or (getattr(target, "__name__", "").startswith("sym_") and not hasattr(target, "_schema"))
 
 
-def _entry(node: Any) -> tuple[str, Any] | None:
+def _entry(node: Node) -> tuple[str, Callable[..., Any]] | None:
     """The table of an operation and its function, ``None`` without any."""
     for table, functions in (("given", GIVEN), ("arrays", GIVEN_ARRAYS), ("layers", LAYERS), ("ops", OPS)):
         for name in reversed(_parts(node)):
@@ -127,7 +146,7 @@ def _entry(node: Any) -> tuple[str, Any] | None:
     return None
 
 
-def _where(node: Any) -> str:
+def _where(node: Node) -> str:
     """The submodule that an operation belongs to: ``features.0 (Conv2d)``."""
     stack = [one for one in (node.meta.get("nn_module_stack") or {}).values() if "." in str(one[1])]
     path, kind = stack[-1] if stack else ("", "")
@@ -157,14 +176,14 @@ def _check(graph: Exported, module: str, statistics: set[str]) -> None:
     check.require(alone, "outputs of module", f"{len(results)} of {module}", "one tensor")
 
 
-def _check_batch_norm(node: Any, graph: Exported, statistics: set[str]) -> None:
+def _check_batch_norm(node: Node, graph: Exported, statistics: set[str]) -> None:
     """``ValueError`` for moments of a batch whose running statistics are not those of a layer of BatchNorm."""
     names = [graph.names.get(getattr(one, "name", "")) for one in node.args[3:5]]
     allowed = "those of a layer of BatchNorm, with track_running_stats=True"
     check.require(not node.args[5] or set(names) <= statistics, f"running statistics of {_where(node)}", names, allowed)
 
 
-def _check_in_place(node: Any, graph: Exported) -> None:
+def _check_in_place(node: Node, graph: Exported) -> None:
     """``ValueError`` where another name of a changed tensor is used later, or a buffer is changed."""
     changed = node.args[0]
     root = _root(changed)
@@ -180,7 +199,7 @@ def _check_in_place(node: Any, graph: Exported) -> None:
         check.require(not later, "operation of module", f"{label}, of which {other.name} is another name", allowed)
 
 
-def _root(node: Any) -> Any:
+def _root(node: Node) -> Node:
     """The tensor that a view shows, through views of views."""
     while node.op == "call_function" and node.args and hasattr(node.args[0], "op"):
         if _is_plain(node):
@@ -201,9 +220,9 @@ def run(graph: Exported, values: Mapping[str, Array], x: Array | ChannelsLast, c
 
     ``context.statistics`` holds the running statistics afterwards.
     """
-    held: dict[Any, Any] = {}
+    held: dict[object, object] = {}
 
-    def value(argument: Any) -> Any:
+    def value(argument: object) -> Any:
         if isinstance(argument, (list, tuple)):
             return [value(one) for one in argument]
         return held[argument] if hasattr(argument, "op") and argument in held else argument
@@ -226,13 +245,13 @@ def run(graph: Exported, values: Mapping[str, Array], x: Array | ChannelsLast, c
     raise ValueError("module = no output: must return a tensor")
 
 
-def _counts(node: Any, graph: Exported) -> bool:
+def _counts(node: Node, graph: Exported) -> bool:
     """Whether it only counts BatchNorm's batches."""
     name = graph.names.get(getattr(node.args[0], "name", "")) if node.args else None
     return bool(node.target._schema.is_mutable and name is not None and name.rpartition(".")[2] == COUNT)
 
 
-def _called(node: Any, args: list[Any], named: dict[str, Any], context: Context) -> Any:
+def _called(node: Node, args: list[Any], named: dict[str, Any], context: Context) -> object:
     """The result of one operation; its tensors come in the layout that it takes."""
     table, function = _entry(node)  # type: ignore[misc]
     if table == "given":
@@ -249,7 +268,7 @@ def _called(node: Any, args: list[Any], named: dict[str, Any], context: Context)
         raise ValueError(f"operation of module = {node.target} in {_where(node)}: {line}") from error
 
 
-def _all_last(args: list[Any]) -> list[Any] | None:
+def _all_last(args: Sequence[object]) -> list[object] | None:
     """The arrays of tensors that all have their channels last; ``None`` if they do not."""
     tensors = [one for one in args if isinstance(one, ChannelsLast) or (isinstance(one, jax.Array) and one.ndim > 0)]
     if {isinstance(one, ChannelsLast) for one in tensors} != {True} or len({len(one.shape) for one in tensors}) > 1:
@@ -257,7 +276,7 @@ def _all_last(args: list[Any]) -> list[Any] | None:
     return [one.data if isinstance(one, ChannelsLast) else one for one in args]
 
 
-def _first(value: Any) -> Any:
+def _first(value: object) -> Any:
     """PyTorch's layout, also within lists."""
     if isinstance(value, (list, tuple)):
         return [_first(one) for one in value]

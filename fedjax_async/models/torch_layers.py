@@ -16,9 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import DTypeLike
 
 from fedjax_async.base import check
-from fedjax_async.models.conv import avg_pool, conv_general_dilated, conv_pool, convolved, max_pool
+from fedjax_async.models.conv import Padding, avg_pool, conv_general_dilated, conv_pool, convolved, max_pool
 from fedjax_async.models.norm import batch_normalised, precise, standardised
 from fedjax_async.models.torch_ops import Shape
 from fedjax_async.types import Array, Key
@@ -49,7 +50,7 @@ class Convolved(ChannelsLast):
     computes one after the other.
     """
 
-    def __init__(self, x: Array, kernel: Array, bias: Array | None, padding: Any, relu: bool, pooled: bool) -> None:
+    def __init__(self, x: Array, kernel: Array, bias: Array | None, padding: Padding, relu: bool, pooled: bool) -> None:
         self.given, self.relu, self.pooled = (x, kernel, bias, padding), relu, pooled
 
     def then(self, *, relu: bool = False, pooled: bool = False) -> Convolved:
@@ -88,7 +89,7 @@ class Context:
       layer: the present layer, for messages.
     """
 
-    def __init__(self, key: Key | None, mask: Array | None, dtype: Any, statistics: dict[str, Array]) -> None:
+    def __init__(self, key: Key | None, mask: Array | None, dtype: DTypeLike, statistics: dict[str, Array]) -> None:
         self.key, self.mask, self.dtype, self.statistics = key, mask, dtype, dict(statistics)
         self.names: tuple[str, ...] = ()
         self.layer, self._drawn = "", 0
@@ -100,7 +101,7 @@ class Context:
         found: Key = jax.random.fold_in(self.key, self._drawn)  # type: ignore[arg-type]
         return found
 
-    def dtype_of(self, kind: Any) -> Any:
+    def dtype_of(self, kind: object) -> DTypeLike:
         """JAX's dtype for one of PyTorch's: floats of 32 and 64 bits are those of the parameters."""
         name = str(kind).removeprefix("torch.")
         if kind is None or name in ("float32", "float64"):
@@ -152,8 +153,8 @@ def _conv(
 
 
 def _windows(
-    x: Array, window: int | Shape, stride: Any, padding: int | Shape, ceil: bool
-) -> tuple[tuple[int, ...], tuple[int, ...], Any]:
+    x: Array, window: int | Shape, stride: int | Shape | None, padding: int | Shape, ceil: bool
+) -> tuple[tuple[int, ...], tuple[int, ...], str | tuple[tuple[int, int], ...]]:
     """Window, strides and pairs of padding for every axis of ``x`` [B, ..., C]."""
     axes = x.ndim - 2
     size = _per_axis(window, axes)
@@ -167,7 +168,12 @@ def _windows(
 
 
 def _max_pool(
-    x: Tensor, window: int | Shape, stride: Any = None, padding: int | Shape = 0, dilation: Any = 1, ceil: bool = False
+    x: Tensor,
+    window: int | Shape,
+    stride: int | Shape | None = None,
+    padding: int | Shape = 0,
+    dilation: int | Shape = 1,
+    ceil: bool = False,
 ) -> ChannelsLast:
     check.require(set(_per_axis(dilation, 1)) == {1}, "dilation of max_pool", dilation, "1")
     halves = all(set(_per_axis(one, 1)) == {2} for one in (window, stride or window))
@@ -180,7 +186,7 @@ def _max_pool(
 def _avg_pool(
     x: Tensor,
     window: int | Shape,
-    stride: Any = None,
+    stride: int | Shape | None = None,
     padding: int | Shape = 0,
     ceil: bool = False,
     with_padding: bool = True,
@@ -207,7 +213,7 @@ def _bins(size: int, bins: int) -> np.ndarray:
     return weights
 
 
-def _adaptive_avg_pool(x: Tensor, sizes: Any) -> ChannelsLast:
+def _adaptive_avg_pool(x: Tensor, sizes: int | Shape) -> ChannelsLast:
     data = channels_last(x)
     wanted = _per_axis(sizes, data.ndim - 2)
     for axis, given in enumerate(wanted, start=1):
@@ -222,7 +228,7 @@ def _adaptive_avg_pool(x: Tensor, sizes: Any) -> ChannelsLast:
     return ChannelsLast(data)
 
 
-def _adaptive_max_pool(x: Tensor, sizes: Any) -> tuple[ChannelsLast, None]:
+def _adaptive_max_pool(x: Tensor, sizes: int | Shape) -> tuple[ChannelsLast, None]:
     """As one pool, where the sizes divide those of the input; the first of equal entries gets the gradient."""
     data = channels_last(x)
     wanted = _per_axis(sizes, data.ndim - 2)
@@ -287,7 +293,15 @@ def _group_norm(
 
 
 def _instance_norm(
-    x: Tensor, scale: Any, bias: Any, mean: Any, var: Any, own: bool, momentum: float, eps: float, cudnn: bool = False
+    x: Tensor,
+    scale: Array | None,
+    bias: Array | None,
+    mean: Array | None,
+    var: Array | None,
+    own: bool,
+    momentum: float,
+    eps: float,
+    cudnn: bool = False,
 ) -> ChannelsLast:
     none = mean is None and own
     check.require(none, "running statistics of InstanceNorm", "kept", "none (track_running_stats=False)")
@@ -343,7 +357,7 @@ def _attention(
     return jnp.matmul(weights if not rate else _dropped(context, weights, rate, weights.shape), v)
 
 
-def _to(context: Context, x: Array, *given: Any, **named: Any) -> Array:
+def _to(context: Context, x: Array, *given: object, **named: object) -> Array:
     """A dtype, or another tensor, among the arguments of ``x.to``; devices and layouts do not count."""
     for one in (*given, named.get("dtype")):
         if type(one).__name__ == "dtype":
@@ -353,7 +367,7 @@ def _to(context: Context, x: Array, *given: Any, **named: Any) -> Array:
     return x
 
 
-def _filled(value: Any, context: Context, shape: Shape, *given: Any, dtype: Any = None, **_: Any) -> Array:
+def _filled(value: Any, context: Context, shape: Shape, *given: object, dtype: object = None, **_: object) -> Array:
     value = given[0] if value is None else value
     plain = (
         type(value) if dtype is None and given else float
@@ -362,16 +376,16 @@ def _filled(value: Any, context: Context, shape: Shape, *given: Any, dtype: Any 
     return jnp.full(tuple(shape), value, kind)
 
 
-def _new(value: Any, context: Context, x: Array, shape: Shape, *, dtype: Any = None, **_: Any) -> Array:
+def _new(value: Any, context: Context, x: Array, shape: Shape, *, dtype: object = None, **_: object) -> Array:
     return jnp.full(tuple(shape), value, x.dtype if dtype is None else context.dtype_of(dtype))
 
 
-def _alike(value: Any, context: Context, x: Array, *given: Any, dtype: Any = None, **_: Any) -> Array:
+def _alike(value: Any, context: Context, x: Array, *given: object, dtype: object = None, **_: object) -> Array:
     value = given[0] if value is None else value
     return jnp.full(x.shape, value, x.dtype if dtype is None else context.dtype_of(dtype))
 
 
-def _arange(context: Context, *bounds: Any, dtype: Any = None, **_: Any) -> Array:
+def _arange(context: Context, *bounds: float, dtype: object = None, **_: object) -> Array:
     whole = all(isinstance(one, int) for one in bounds)
     start, end, step = bounds if len(bounds) == 3 else (*bounds, 1) if len(bounds) == 2 else (0, *bounds, 1)
     kind = jnp.result_type(int) if whole and dtype is None else context.dtype_of(dtype)
@@ -379,7 +393,7 @@ def _arange(context: Context, *bounds: Any, dtype: Any = None, **_: Any) -> Arra
 
 
 # Take and return tensors in either layout.
-LAYERS: dict[str, Callable[..., Any]] = {
+LAYERS: dict[str, Callable[..., object]] = {
     "relu": _relu, "prelu": _prelu, "conv1d": partial(_conv, 1), "conv2d": partial(_conv, 2), "max_pool1d": _max_pool,
     "max_pool2d": _max_pool, "avg_pool1d": _avg_pool, "avg_pool2d": _avg_pool,
     "adaptive_avg_pool1d": _adaptive_avg_pool, "adaptive_avg_pool2d": _adaptive_avg_pool,
@@ -387,11 +401,11 @@ LAYERS: dict[str, Callable[..., Any]] = {
     "sym_size": lambda x, dim: x.shape[dim], "sym_numel": lambda x: x.size,
 }  # fmt: skip
 # Take the Context too, and tensors in either layout.
-GIVEN: dict[str, Callable[..., Any]] = {
+GIVEN: dict[str, Callable[..., object]] = {
     "batch_norm": _batch_norm, "dropout": _dropout, "feature_dropout": _feature_dropout,
 }  # fmt: skip
 # Take the Context and plain arrays.
-GIVEN_ARRAYS: dict[str, Callable[..., Any]] = {
+GIVEN_ARRAYS: dict[str, Callable[..., object]] = {
     "scaled_dot_product_attention": _attention, "to": _to, "_to_copy": _to, "type_as": _to,
     "zeros": partial(_filled, 0), "ones": partial(_filled, 1), "full": partial(_filled, None),
     "zeros_like": partial(_alike, 0), "ones_like": partial(_alike, 1), "full_like": partial(_alike, None),

@@ -10,12 +10,13 @@ import copy
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from fedjax_async.base import check, lazy
 from fedjax_async.models.labels import cross_entropy
@@ -96,7 +97,7 @@ def from_torch_module(
     def apply(params: Params, x: Array, key: Key | None = None) -> Array:
         return network.call(params, x, key)[0]
 
-    def draw(seed: Any) -> Params:
+    def draw(seed: np.ndarray) -> Params:
         return network.params_of(_made(module, int(seed)))
 
     def init(key: Key) -> Params:
@@ -182,17 +183,17 @@ class _Network:
 
 @functools.lru_cache(maxsize=64)
 def _graph(
-    network: _Network, shape: tuple[int, ...], dtype: Any, train: bool, batch: int | None = None
+    network: _Network, shape: tuple[int, ...], dtype: DTypeLike, train: bool, batch: int | None = None
 ) -> Exported | None:
     statistics = set(network.statistics)
     return graph_of(network.module, shape, dtype, train=train, statistics=statistics, batch=batch)
 
 
-def _constant(array: np.ndarray, dtype: Any) -> Array:
+def _constant(array: np.ndarray, dtype: DTypeLike) -> Array:
     return jnp.asarray(array, dtype if np.issubdtype(array.dtype, np.floating) else None)
 
 
-def _nested(flat: dict[str, Any]) -> Params:
+def _nested(flat: Mapping[str, object]) -> Params:
     """``{"a.b": x}`` -> ``{"a": {"b": x}}``."""
     found: dict[str, Any] = {}
     for name, value in flat.items():

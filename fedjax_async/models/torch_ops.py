@@ -22,9 +22,11 @@ from fedjax_async.base import check
 from fedjax_async.types import Array
 
 Shape = Sequence[int]
+Axes = int | Shape | None  # None: all
+Operand = Array | float
 
 
-def promoted(*operands: Any) -> list[Any]:
+def promoted(*operands: object) -> list[Any]:
     """Operands in one dtype and with one number of axes, as PyTorch broadcasts them; numbers of Python stay."""
     arrays = [one for one in operands if isinstance(one, jax.Array)]
     kinds = {one.dtype for one in arrays}
@@ -42,10 +44,10 @@ def promoted(*operands: Any) -> list[Any]:
     ]
 
 
-def _binary(function: Callable[..., Array]) -> Callable[..., Any]:
+def _binary(function: Callable[..., Array]) -> Callable[..., Array]:
     """Of two operands, tensors or numbers; numbers alone are sizes."""
 
-    def run(a: Any, b: Any) -> Any:
+    def run(a: Operand, b: Operand) -> Array:
         plain = not isinstance(a, jax.Array) and not isinstance(b, jax.Array)
         return function(a, b) if plain else function(*promoted(a, b))
 
@@ -56,15 +58,15 @@ def _float(x: Array) -> Array:
     return x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.result_type(float))
 
 
-def _add(a: Any, b: Any, alpha: float = 1) -> Any:
+def _add(a: Operand, b: Operand, alpha: float = 1) -> Array:
     return _binary(jnp.add)(a, b if alpha == 1 else b * alpha)
 
 
-def _sub(a: Any, b: Any, alpha: float = 1) -> Any:
+def _sub(a: Operand, b: Operand, alpha: float = 1) -> Array:
     return _binary(jnp.subtract)(a, b if alpha == 1 else b * alpha)
 
 
-def _div(a: Any, b: Any, rounding_mode: str | None = None) -> Any:
+def _div(a: Operand, b: Operand, rounding_mode: str | None = None) -> Array:
     if rounding_mode is None:
         return _binary(jnp.true_divide)(a, b)
     check.require(rounding_mode == "floor", "rounding_mode", rounding_mode, "left out, or floor")
@@ -91,7 +93,7 @@ def _softplus(x: Array, beta: float = 1.0, threshold: float = 20.0) -> Array:
     return jnp.where(beta * x > threshold, x, jax.nn.softplus(beta * x) / beta)
 
 
-def _where(chosen: Array, a: Any, b: Any) -> Array:
+def _where(chosen: Array, a: Operand, b: Operand) -> Array:
     if not isinstance(a, jax.Array) and not isinstance(b, jax.Array):
         a, b = (jnp.asarray(one, jnp.result_type(type(one))) for one in (a, b))
     a, b = promoted(a, b)
@@ -100,12 +102,12 @@ def _where(chosen: Array, a: Any, b: Any) -> Array:
     return jnp.where(chosen, a, b)
 
 
-def _masked_fill(x: Array, mask: Array, value: Any) -> Array:
+def _masked_fill(x: Array, mask: Array, value: Operand) -> Array:
     return _where(mask, jnp.asarray(value, x.dtype) if not isinstance(value, jax.Array) else value, x)
 
 
 # Each entry of the output depends on one entry of each tensor: any layout will do.
-ELEMENTWISE: dict[str, Callable[..., Any]] = {
+ELEMENTWISE: dict[str, Callable[..., object]] = {
     "add": _add, "sub": _sub, "mul": _binary(jnp.multiply), "div": _div, "true_divide": _div,
     "rsub": lambda a, b, alpha=1: _sub(b, a, alpha), "floor_divide": _binary(jnp.floor_divide),
     "pow": _binary(jnp.power), "maximum": _binary(jnp.maximum), "minimum": _binary(jnp.minimum),
@@ -196,7 +198,7 @@ def _embedding(table: Array, index: Array, padding: int = -1, scaled: bool = Fal
     return rows if padding < 0 else jnp.where((index == padding)[..., None], lax.stop_gradient(rows), rows)
 
 
-SHAPES: dict[str, Callable[..., Any]] = {
+SHAPES: dict[str, Callable[..., object]] = {
     "view": lambda x, shape: x.reshape(tuple(shape)), "reshape": lambda x, shape: x.reshape(tuple(shape)),
     "_unsafe_view": lambda x, shape: x.reshape(tuple(shape)), "view_as": lambda x, like: x.reshape(like.shape),
     "flatten": _flatten, "unflatten": _unflatten, "permute": lambda x, dims: jnp.permute_dims(x, tuple(dims)),
@@ -224,16 +226,16 @@ SHAPES: dict[str, Callable[..., Any]] = {
 def _reduced(function: Callable[..., Array]) -> Callable[..., Array]:
     """Over some axes, or over all of them."""
 
-    def run(x: Array, dims: Any = None, keepdim: bool = False, dtype: object = None) -> Array:
+    def run(x: Array, dims: Axes = None, keepdim: bool = False, dtype: object = None) -> Array:
         if isinstance(dims, bool):
-            dims, keepdim = None, dims
+            keepdim, dims = dims, None
         axes = None if dims is None or (not isinstance(dims, int) and not len(dims)) else dims
         return function(x, axis=tuple(axes) if isinstance(axes, Sequence) else axes, keepdims=keepdim)
 
     return run
 
 
-def _sum(x: Array, axis: Any, keepdims: bool) -> Array:
+def _sum(x: Array, axis: int | tuple[int, ...] | None, keepdims: bool) -> Array:
     return jnp.sum(x.astype(jnp.result_type(int)) if x.dtype == jnp.bool_ else x, axis=axis, keepdims=keepdims)
 
 
@@ -244,7 +246,7 @@ def _chosen(choose: Callable[..., Array], x: Array, dim: int, keepdim: bool = Fa
     return (found, where) if keepdim else (jnp.squeeze(found, dim), jnp.squeeze(where, dim))
 
 
-def _variance(x: Array, dims: Any = None, correction: Any = 1, keepdim: bool = False) -> Array:
+def _variance(x: Array, dims: Axes = None, correction: float | None = 1, keepdim: bool = False) -> Array:
     axes = tuple(range(x.ndim)) if dims is None else (dims,) if isinstance(dims, int) else tuple(dims)
     mean = x.mean(axis=axes, keepdims=True)
     count = math.prod(x.shape[axis] for axis in axes)
@@ -257,7 +259,7 @@ def _root(square: Array) -> Array:
     return jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, square)))
 
 
-def _norm(x: Array, order: float = 2, dims: Any = None, keepdim: bool = False, dtype: object = None) -> Array:
+def _norm(x: Array, order: float = 2, dims: Axes = None, keepdim: bool = False, dtype: object = None) -> Array:
     """Euclidean."""
     check.require(order == 2, "order of a norm", order, "2")
     return _root(_reduced(jnp.sum)(jnp.square(x), dims, keepdim))
@@ -300,7 +302,7 @@ def _rms_norm(x: Array, shape: Shape, scale: Array | None = None, eps: float | N
     return x if scale is None else _binary(jnp.multiply)(x, scale)
 
 
-SUMS: dict[str, Callable[..., Any]] = {
+SUMS: dict[str, Callable[..., object]] = {
     "sum": _reduced(_sum), "mean": _reduced(jnp.mean), "amax": _reduced(jnp.max), "amin": _reduced(jnp.min),
     "max.default": jnp.max, "min.default": jnp.min, "max.dim": partial(_chosen, jnp.argmax),
     "min.dim": partial(_chosen, jnp.argmin), "argmax": lambda x, dim=None, keepdim=False: jnp.argmax(
@@ -319,4 +321,4 @@ SUMS: dict[str, Callable[..., Any]] = {
     "layer_norm": _layer_norm, "rms_norm": _rms_norm,
 }  # fmt: skip
 
-OPS: dict[str, Callable[..., Any]] = ELEMENTWISE | SHAPES | SUMS
+OPS: dict[str, Callable[..., object]] = ELEMENTWISE | SHAPES | SUMS

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedjax_async.base import check, disk, lazy, tree
 from fedjax_async.models.safetensors import read_safetensors, safetensors_bytes
-from fedjax_async.types import Params
+from fedjax_async.types import AnyArray, Params
 
 BARE = "."  # the name of params that are a single array
 
@@ -35,7 +35,7 @@ def arrays_of(params: Params) -> dict[str, Any]:
     return found
 
 
-def filled(like: Params, arrays: Mapping[str, Any], source: str) -> Params:
+def filled(like: Params, arrays: Mapping[str, AnyArray], source: str) -> Params:
     """The ``arrays`` in the structure and dtypes of ``like``, on the device.
 
     Raises: ``ValueError`` naming an array of ``source`` that is missing, unused, of another shape or not real.

@@ -6,7 +6,7 @@ import contextlib
 import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,9 @@ from fedjax_async.models.conv import conv_general_dilated
 from fedjax_async.models.labels import cross_entropy
 from fedjax_async.models.norm import STATISTICS, BatchNorm, row_mask
 from fedjax_async.types import Array, Key, Model, Params, Path
+
+if TYPE_CHECKING:
+    from flax.linen.module import InterceptorContext
 
 NORMALISING = (nn.BatchNorm, BatchNorm)  # the layers with running statistics that leave padded rows out
 Result = TypeVar("Result")
@@ -89,8 +92,9 @@ def from_flax(
 
     def apply(params: Params, x: Array, key: Key | None = None) -> Array:
         rngs = None if key is None else {"dropout": key}
-        mutable: Any = [STATISTICS] if kept else False  # flax's BatchNorm updates them whether that is wanted or not
-        inside: Any = params if kept else {"params": params}
+        # flax's BatchNorm updates them whether that is wanted or not
+        mutable: list[str] | bool = [STATISTICS] if kept else False
+        inside: Params = params if kept else {"params": params}
         with nn.intercept_methods(partial(_as_here, None)):
             outputs: Any = module.apply(inside, cast(inside, x), rngs=rngs, mutable=mutable, **mode_of(key))
         return outputs[0] if kept else outputs
@@ -120,7 +124,9 @@ def _shapes(module: nn.Module, input_shape: tuple[int, ...], init: Callable[[Key
     """The shapes of the module's variables, and the paths of its layers of BatchNorm; ``ValueError`` if it raises."""
     layers: set[Path] = set()
 
-    def noting(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any], context: Any) -> Any:
+    def noting(
+        call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, object], context: InterceptorContext
+    ) -> object:
         if isinstance(context.module, NORMALISING):
             layers.add(context.module.path)
         return call(*args, **kwargs)
@@ -135,7 +141,13 @@ def _shapes(module: nn.Module, input_shape: tuple[int, ...], init: Callable[[Key
         raise ValueError(f"module = {raised}") from error
 
 
-def _as_here(mask: Array | None, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any], context: Any) -> Any:
+def _as_here(
+    mask: Array | None,
+    call: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, object],
+    context: InterceptorContext,
+) -> object:
     """For ``nn.intercept_methods``: BatchNorm leaves out the rows with ``mask`` 0; flax's Conv uses our lowerings."""
     layer = context.module
     if context.method_name != "__call__":
@@ -241,13 +253,15 @@ def rematerialised(model: Model) -> Model:
     """
     policy = jax.checkpoint_policies.save_only_these_names("layer")
 
-    def layer(call: Any, args: tuple[object, ...], kwargs: dict[str, Any], context: Any) -> Any:
+    def layer(
+        call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, object], context: InterceptorContext
+    ) -> object:
         out = call(*args, **kwargs)
         direct = context.method_name == "__call__" and len(context.module.path) == 1
         return checkpoint_name(out, "layer") if direct else out
 
-    def recomputed(function: Callable[..., object]) -> Callable[..., Any]:
-        def run(*args: object) -> Any:
+    def recomputed(function: Callable[..., Result]) -> Callable[..., Result]:
+        def run(*args: object) -> Result:
             with nn.intercept_methods(layer):
                 return jax.checkpoint(function, policy=policy)(*args)
 
