@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ import numpy as np
 
 from fedjax_async.base.check import require, whole
 from fedjax_async.data.virtual import MOST_ROWS, Identity
-from fedjax_async.types import FederatedData
+from fedjax_async.types import AnyArray, FederatedData
 
 BLOCK = 2**18  # entries tested for NaN and infinity at a time: they fit a processor's cache
 LARGEST = 2**31 - 1  # the largest int32, in which the device keeps labels
@@ -66,7 +66,7 @@ def check_data(data: FederatedData) -> FederatedData:
     return data._replace(**changed) if changed else data
 
 
-def check_about(name: Any, decode: Any, num_classes: Any) -> None:
+def check_about(name: object, decode: object, num_classes: object) -> None:
     """Raise ``ValueError`` for the first wrong one of these fields of data."""
     require(isinstance(name, str), "data.name", name, "text")
     require(callable(decode), "data.decode", decode, "a function of raw rows")
@@ -75,7 +75,7 @@ def check_about(name: Any, decode: Any, num_classes: Any) -> None:
 
 
 def check_examples(
-    names: tuple[str, str], x: Any, y: Any, num_classes: int | None, *, least: int = 1, read: bool = True
+    names: tuple[str, str], x: AnyArray, y: AnyArray, num_classes: int | None, *, least: int = 1, read: bool = True
 ) -> None:
     """Raise ``ValueError`` unless x ``[M, ...]`` and y are arrays that fit together; ``names``: names of x and y.
 
@@ -105,7 +105,7 @@ def check_examples(
             check_fits(name, array)
 
 
-def check_names(field: str, names: Any, count: int | None = None) -> None:
+def check_names(field: str, names: Sequence[str], count: int | None = None) -> None:
     """Raise ``ValueError`` unless ``names`` are texts that files can hold; with ``count``, so many, one per client."""
     allowed = f"a list or tuple of {'texts' if count is None else f'{count} texts, one per client'}"
     require(isinstance(names, (list, tuple)), field, type_name(names), allowed)
@@ -115,7 +115,7 @@ def check_names(field: str, names: Any, count: int | None = None) -> None:
         require(not _SURROGATES.search(name), f"{field}[{i}]", ascii(name), "a text that UTF-8 can hold")
 
 
-def is_one_hot(y: Any) -> bool:
+def is_one_hot(y: object) -> bool:
     """Whether y [M, C], C >= 2, has a single one in each row and zeros else; False for virtual arrays.
 
     >>> is_one_hot(np.eye(3)), is_one_hot(np.array([[0, 1], [2, 0]]))
@@ -127,7 +127,7 @@ def is_one_hot(y: Any) -> bool:
     return bool(((y == 0) | (y == 1)).all() and ((y == 1).sum(axis=1) == 1).all())
 
 
-def remedy(y: Any) -> str:
+def remedy(y: object) -> str:
     """The end of a message that asks for integer labels: what y is instead, and how it becomes labels; else ``""``.
 
     >>> remedy(np.eye(3)), remedy(np.array([True, False])), remedy(np.array([0.0, 2.0])), remedy(np.array([0.5]))
@@ -174,7 +174,7 @@ def as_labels(name: str, y: np.ndarray, num_classes: int | None = None) -> np.nd
     return y.astype(np.int32)
 
 
-def check_alike(name: str, array: Any, like_name: str, like: Any) -> None:
+def check_alike(name: str, array: AnyArray, like_name: str, like: AnyArray) -> None:
     """Raise ``ValueError`` unless both arrays have rows of one shape and one kind of number, of any precision."""
     rows, wanted = list(array.shape[1:]), list(like.shape[1:])
     require(rows == wanted, name, f"rows of shape {rows}", f"rows of shape {wanted}, as in {like_name}")
@@ -190,12 +190,12 @@ def check_array(name: str, value: Any) -> None:
     require(len(value.shape) > 0, name, _shape(value), "an array with an axis of rows")
 
 
-def is_array(value: object) -> bool:
+def is_array(value: object) -> TypeGuard[AnyArray]:
     """Whether ``value`` is an array of NumPy (not a masked one) or JAX."""
     return isinstance(value, (np.ndarray, jax.Array)) and not isinstance(value, np.ma.MaskedArray)
 
 
-def kind(dtype: Any) -> str | None:
+def kind(dtype: np.dtype) -> str | None:
     """What an array of this dtype contains, in words; ``None`` if not numbers.
 
     >>> kind(np.dtype(np.uint8)), kind(jnp.bfloat16.dtype), kind(np.dtype("U3"))
@@ -219,11 +219,11 @@ def _is_virtual(value: object) -> bool:
     return looks and not jax.tree_util.all_leaves([value])
 
 
-def _shape(array: Any) -> str:
+def _shape(array: AnyArray) -> str:
     return f"shape {list(array.shape)}"
 
 
-def _check_finite(name: str, array: Any) -> None:
+def _check_finite(name: str, array: object) -> None:
     """Raise ``ValueError`` for the first entry that is NaN or infinite; do not read virtual arrays and integers."""
     if not is_array(array) or not jnp.issubdtype(array.dtype, np.inexact):
         return
@@ -237,7 +237,7 @@ def _check_finite(name: str, array: Any) -> None:
             raise ValueError(f"{name}{list(position)} = {array[position]}: must be finite")
 
 
-def _check_labels(name: str, y: Any, num_classes: int | None) -> None:
+def _check_labels(name: str, y: object, num_classes: int | None) -> None:
     """Raise ``ValueError`` for the first label outside 0 .. ``num_classes`` - 1, or that int32 cannot hold."""
     high = LARGEST if num_classes is None else min(num_classes - 1, LARGEST)
     more = "; targets that are no labels are floats" if num_classes is None else ""
@@ -246,7 +246,7 @@ def _check_labels(name: str, y: Any, num_classes: int | None) -> None:
     _check_range(name, y, high, f"a label from 0 to {high}{more}")
 
 
-def _check_range(name: str, array: Any, high: float, allowed: str, low: float = 0) -> None:
+def _check_range(name: str, array: object, high: float, allowed: str, low: float = 0) -> None:
     """Raise ``ValueError`` for the first number outside ``low`` .. ``high``; do not read virtual arrays."""
     if not is_array(array) or len(array) == 0:
         return
@@ -256,7 +256,7 @@ def _check_range(name: str, array: Any, high: float, allowed: str, low: float = 
         raise ValueError(f"{name}{list(first)} = {array[first]}: must be {allowed}")
 
 
-def check_fits(name: str, array: Any) -> None:
+def check_fits(name: str, array: object) -> None:
     """Raise ``ValueError`` for the first number that the device's 32 bits cannot hold.
 
     There integers would wrap, and floats become infinite.

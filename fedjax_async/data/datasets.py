@@ -39,6 +39,7 @@ from fedjax_async.data.population import population
 from fedjax_async.data.problems import quadratic, synthetic
 from fedjax_async.data.published import PRETRAINED, SOURCES, Package, Published, check_arrays
 from fedjax_async.data.text import shortened
+from fedjax_async.types import Array
 
 DataDir = str | os.PathLike[str] | None
 
@@ -116,7 +117,12 @@ def tiny_imagenet(*, path: DataDir = None, data_dir: DataDir = None) -> Dataset:
 
 
 def _kept(
-    name: str, data_dir: DataDir, read: Callable[[Path], Arrays], decoded: Any, num_classes: int, again: str
+    name: str,
+    data_dir: DataDir,
+    read: Callable[[Path], Arrays],
+    decoded: Callable[[Array], Array],
+    num_classes: int,
+    again: str,
 ) -> Dataset:
     """Load a data set from its prepared arrays; without them, call ``read(data directory)`` and keep its result."""
     home = resolve_data_dir(data_dir)

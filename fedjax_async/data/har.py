@@ -95,9 +95,9 @@ class StackMachine:
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
-        self.memo: dict[int, Any] = {}
+        self.memo: dict[int, object] = {}
 
-    def pop_marked(self) -> list[Any]:
+    def pop_marked(self) -> list[object]:
         """Remove the last mark and everything above it; return what was above."""
         at = max(i for i, item in enumerate(self.stack) if item is _MARK)
         items = self.stack[at + 1 :]
@@ -109,11 +109,11 @@ class StackMachine:
         arguments = self.stack.pop()
         self.stack.append(RecordedCall(self.stack.pop(), arguments))
 
-    def extend(self, items: list[Any]) -> None:
+    def extend(self, items: list[object]) -> None:
         """Append items to the list on top."""
         self.stack[-1].extend(items)
 
-    def update(self, items: list[Any]) -> None:
+    def update(self, items: list[object]) -> None:
         """Put keys and values into the dict on top."""
         self.stack[-1].update(zip(items[::2], items[1::2], strict=True))
 

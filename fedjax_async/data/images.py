@@ -11,7 +11,7 @@ import json
 import math
 import struct
 from collections.abc import Mapping
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 
@@ -66,7 +66,7 @@ def from_png_rows(files: Mapping[str, bytes]) -> Arrays:
     return Arrays(train, labels[0], _png_rows(files["test_batch.png"]), labels[1])
 
 
-def import_pillow(what: str) -> Any:
+def import_pillow(what: str) -> ModuleType:
     """The module ``PIL.Image``; raises ``ValueError`` if it is missing."""
     return lazy.optional("PIL.Image", what, "pillow")
 

@@ -13,7 +13,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self, TypedDict
 
 import numpy as np
 
@@ -30,6 +30,15 @@ from fedjax_async.data.virtual import MOST_ROWS, Identity
 from fedjax_async.types import Array, FederatedData
 
 Header = dict[str, Any]
+
+
+class About(TypedDict):
+    """What the metadata say of one file."""
+
+    dtype: str
+    shape: list[int]
+    bytes: int
+    sha256: str
 
 
 class Column:
@@ -76,7 +85,7 @@ class Column:
         finally:
             self._file.close()
 
-    def about(self) -> dict[str, Any]:
+    def about(self) -> About:
         """What :func:`open_column` compares: dtype, shape, bytes of the file and sha256 of the values."""
         h = self._header
         return {
@@ -87,11 +96,11 @@ class Column:
         }
 
 
-def open_column(path: Path, about: dict[str, Any]) -> np.ndarray:
+def open_column(path: Path, about: About) -> np.ndarray:
     """The memory-mapped array of a file; raises ``ValueError`` if missing or different from ``about``, its metadata."""
     found = path.stat().st_size if path.is_file() else None
     require(found == about["bytes"], str(path), found, f"{about['bytes']} bytes long, as its metadata say")
-    mode: Any = "r" if 0 not in about["shape"] else None  # an empty array cannot be mapped
+    mode: Literal["r"] | None = "r" if 0 not in about["shape"] else None  # an empty array cannot be mapped
     try:
         array: np.ndarray = np.load(reading(path), mmap_mode=mode, allow_pickle=False)
     except (OSError, EOFError, ValueError) as error:
@@ -146,7 +155,7 @@ def write_clients(
     require(set(own_tests) in (set(), set(OWN_TESTS)), "own_tests", sorted(own_tests), allowed)
     with appearing(folder) as temporary:
         sizes: list[np.ndarray] = []
-        files: dict[str, Any] = {}
+        files: dict[str, About] = {}
         with Column(temporary / "x.npy") as column_x, Column(temporary / "y.npy") as column_y:
             for x, y, size in chunks:
                 sizes.append(_check_chunk(x, y, size, num_classes))

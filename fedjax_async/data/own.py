@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -99,7 +99,7 @@ def from_arrays(
     return check_data(data)
 
 
-def _pairs(name: str, pairs: Any) -> list[tuple[np.ndarray, np.ndarray]]:
+def _pairs(name: str, pairs: Sequence[object]) -> list[tuple[np.ndarray, np.ndarray]]:
     require(isinstance(pairs, (list, tuple)), name, type_name(pairs), "a list of pairs (x, y), one per client")
     return [_pair(f"{name}[{i}]", pair) for i, pair in enumerate(pairs)]
 
@@ -117,7 +117,7 @@ def _check_columns(name: str, frame: object, like_name: str, like: object) -> No
         require(found == wanted, f"columns of {name}", found, f"{wanted}, in this order, as in {like_name}")
 
 
-def _columns(frame: Any) -> Any:
+def _columns(frame: object) -> Iterable[object]:
     """The names of a frame's columns (of pandas, polars or Arrow); none for an array."""
     return getattr(frame, "column_names", getattr(frame, "columns", ()))
 

@@ -14,7 +14,7 @@ import importlib.util
 import io
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -126,7 +126,7 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _stack(name: str, source: Any) -> tuple[np.ndarray, np.ndarray]:
+def _stack(name: str, source: Sequence[Mapping[str, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
     """uint8[M, H, W] or [M, H, W, C] and int32[M]; a channel axis of one is dropped."""
     require(len(source) > 0, name, "an empty split", "a split with examples")
     require({"image", "label"} <= set(source[0]), name, sorted(source[0]), "a data set with image and label")
@@ -140,7 +140,7 @@ def _stack(name: str, source: Any) -> tuple[np.ndarray, np.ndarray]:
     return (x[..., 0] if shape[-1:] == (1,) else x), as_labels(f"{name}: label", y)
 
 
-def _builder_class(tfds: ModuleType, published: Published, arrays: Arrays) -> Any:
+def _builder_class(tfds: ModuleType, published: Published, arrays: Arrays) -> Callable[..., Any]:
     """A builder with the official name, version and features; its examples come from ``arrays``."""
     cifar_like = published.shape[-1] == 3
     image_shape = published.shape if cifar_like else (*published.shape, 1)
@@ -148,7 +148,7 @@ def _builder_class(tfds: ModuleType, published: Published, arrays: Arrays) -> An
     features |= {"label": tfds.features.ClassLabel(names=list(published.class_names))}
     features |= {"id": tfds.features.Text()} if published.has_id else {}
 
-    def info(self: Any) -> Any:
+    def info(self: object) -> object:
         return tfds.core.DatasetInfo(
             builder=self,
             features=tfds.features.FeaturesDict(features),
@@ -157,13 +157,15 @@ def _builder_class(tfds: ModuleType, published: Published, arrays: Arrays) -> An
             disable_shuffling=False,
         )
 
-    def split_generators(self: Any, dl_manager: object) -> dict[str, Any]:
+    def split_generators(self: Any, dl_manager: object) -> dict[str, object]:
         return {
             "train": self._generate_examples("train", arrays.x, arrays.y),
             "test": self._generate_examples("test", arrays.test_x, arrays.test_y),
         }
 
-    def generate_examples(self: Any, split: str, x: np.ndarray, y: np.ndarray) -> Iterator[tuple[int, dict[str, Any]]]:
+    def generate_examples(
+        self: object, split: str, x: np.ndarray, y: np.ndarray
+    ) -> Iterator[tuple[int, dict[str, object]]]:
         for i in range(len(y)):
             ident = {"id": f"{split}_{i:05d}"} if published.has_id else {}
             yield i, {"image": _png(x[i]), "label": int(y[i]), **ident}

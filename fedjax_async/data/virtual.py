@@ -25,7 +25,7 @@ MakeExample = Callable[[Any, Array, Array], tuple[Array, Array]]
 MOST_ROWS = 2**31 - 1  # row numbers are int32
 
 
-def _rows(index: object, length: int) -> Any:
+def _rows(index: object, length: int) -> object:
     """The row numbers of an index; a slice becomes an int32 range."""
     return np.arange(*index.indices(length), dtype=np.int32) if isinstance(index, slice) else index
 
@@ -42,7 +42,7 @@ class Identity:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __getitem__(self, index: object) -> Any:
+    def __getitem__(self, index: object) -> object:
         return _rows(index, len(self))
 
 
@@ -139,7 +139,7 @@ def generated(
     require(shape == x.shape, "test_x", f"rows of shape {shape}", f"rows of shape {x.shape}, as the function's x")
     offset = np.arange(len(size), dtype=np.int32) * np.int32(stride)
 
-    def column(number: int, example: Any) -> Generated:
+    def column(number: int, example: jax.ShapeDtypeStruct) -> Generated:
         return Generated(parameters, function, number, stride, (total, *example.shape), np.dtype(example.dtype))
 
     return FederatedData(
@@ -148,7 +148,7 @@ def generated(
     )  # fmt: skip
 
 
-def _example_shapes(function: MakeExample, parameters: object) -> tuple[Any, Any]:
+def _example_shapes(function: MakeExample, parameters: object) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
     """Shapes and dtypes of one example; raises ``ValueError`` unless the function returns a pair of arrays."""
     number = jax.ShapeDtypeStruct((), jnp.int32)
     result = jax.eval_shape(function, parameters, number, number)
@@ -157,7 +157,9 @@ def _example_shapes(function: MakeExample, parameters: object) -> tuple[Any, Any
     return result
 
 
-def generate(function: MakeExample, client: Any, position: Any, parameters: Any = ()) -> tuple[np.ndarray, np.ndarray]:
+def generate(
+    function: MakeExample, client: object, position: object, parameters: object = ()
+) -> tuple[np.ndarray, np.ndarray]:
     """Examples as ordinary host arrays: x ``[T, ...]``, y ``[T, ...]`` for clients and positions int[T].
 
     Client numbers of N or more give further clients, for a test set from clients that do not train.
@@ -167,5 +169,5 @@ def generate(function: MakeExample, client: Any, position: Any, parameters: Any 
 
 
 @functools.lru_cache(maxsize=16)
-def _batched(function: MakeExample) -> Any:
+def _batched(function: MakeExample) -> Callable[..., tuple[Array, Array]]:
     return jax.jit(jax.vmap(function, in_axes=(None, 0, 0)))

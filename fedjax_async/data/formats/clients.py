@@ -82,7 +82,7 @@ def read_json(path: Path) -> Any:
         return json.loads(reading(path).read_bytes())
 
 
-def read_csv(path: Path, names: Sequence[str]) -> list[tuple[Any, ...]]:
+def read_csv(path: Path, names: Sequence[str]) -> list[tuple[object, ...]]:
     """The columns ``names`` of a CSV file, row by row; a field that its row lacks is ``None``.
 
     Raises ``ValueError`` naming the file if it is not CSV, too large or lacks a column.

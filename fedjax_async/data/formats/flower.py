@@ -8,6 +8,7 @@ split into training and test examples, its client keeps this split.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -140,7 +141,7 @@ def _json(file: Path, total: int) -> np.ndarray:
     content = read_json(file)
     if isinstance(content, list):
         require(len(content) == total, f"'{file}'", f"{len(content)} ids", f"one for each of {total} rows")
-        pairs: list[tuple[Any, Any]] = list(enumerate(content))
+        pairs: list[tuple[object, ...]] = list(enumerate(content))
     else:
         good = isinstance(content, dict) and all(isinstance(rows, list) for rows in content.values())
         require(good, f"'{file}'", f"a {type(content).__name__}", "a list of ids, or an object id -> list of rows")
@@ -148,7 +149,7 @@ def _json(file: Path, total: int) -> np.ndarray:
     return _placed(str(file), pairs, total)
 
 
-def _placed(where: str, pairs: list[tuple[Any, Any]], total: int) -> np.ndarray:
+def _placed(where: str, pairs: Sequence[tuple[object, ...]], total: int) -> np.ndarray:
     """The partition of each row, -1 for none, from pairs (row, partition)."""
     found = np.full(total, -1, np.int64)
     for entry, (row, client) in enumerate(pairs):

@@ -11,6 +11,7 @@ import json
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,7 +69,7 @@ class Rows(NamedTuple):
     classes: list[str] | None  # the names of y's classes in the schema, if it has them
 
 
-def arrow() -> Any:
+def arrow() -> ModuleType:
     """The module ``pyarrow``; raises ``ValueError`` if it is missing."""
     return lazy.optional("pyarrow", "files of CSV, Parquet and Arrow")
 
@@ -205,7 +206,7 @@ def _of_one_kind(every: Sequence[Rows], columns: ReadColumns) -> list[Rows]:
     return [rows._replace(x=own_x, y=own_y) for rows, own_x, own_y in zip(every, x, y, strict=True)]
 
 
-def _floats_in_all(name: str, parts: Sequence[Any]) -> list[Any]:
+def _floats_in_all(name: str, parts: Sequence[object]) -> list[object]:
     arrays = [part for part in parts if isinstance(part, np.ndarray)]
     if all(array.dtype.kind != "f" for array in arrays):
         return list(parts)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -66,7 +67,7 @@ def _parts(file: Path, x: str, y: str | None, length: int) -> Iterator[ClientRow
         raise ValueError(f"'{file}': must be an HDF5 file of TFF ({reason})") from error
 
 
-def _own(group: Any, name: str, where: str, h5py: Any) -> Any:
+def _own(group: Any, name: str, where: str, h5py: ModuleType) -> Any:
     """The member of a group, or None; raises ``ValueError`` for a link, which could lead to another file."""
     if name not in group:
         return None
@@ -75,7 +76,7 @@ def _own(group: Any, name: str, where: str, h5py: Any) -> Any:
     return group[name]
 
 
-def _values(own: Any, name: str, where: str, file: Path, h5py: Any, *, text: bool = False) -> Any:
+def _values(own: Any, name: str, where: str, file: Path, h5py: ModuleType, *, text: bool = False) -> Any:
     """A feature of one client: an array [n, ...], or a list of bytes."""
     found = _own(own, name, where, h5py)
     given = ", ".join(own) or "none"
