@@ -64,7 +64,7 @@ def forget() -> None:
         cached.cache_clear()
 
 
-def find(kind: str, registry: Mapping[str, Any], name: str) -> Any:
+def find(kind: str, registry: Mapping[str, Entry], name: str) -> Entry:
     """The entry called ``name``; if there is none, ``ValueError`` with the nearest names."""
     if name in registry:
         return registry[name]

@@ -23,7 +23,7 @@ from fedjax_async.clock.views import Decider
 
 MOST_STEPS = int(np.iinfo(np.int32).max)  # local steps of a job, as schedules keep them
 
-Model = TypeVar("Model")  # of availability or of faults
+OfModels = TypeVar("OfModels")  # of availability or of faults
 
 
 class Limits(NamedTuple):
@@ -142,8 +142,8 @@ def bind(
 
 
 def models_of(
-    kind: str, known: Mapping[str, Callable[..., Model]], spec: Model | str | None
-) -> list[tuple[Model, int]]:
+    kind: str, known: Mapping[str, Callable[..., OfModels]], spec: OfModels | str | None
+) -> list[tuple[OfModels, int]]:
     """The models that a spec joins, each with the count of models of its name before it."""
     if spec is None:
         return []

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from fedjax_async.types import Schedule
-
-if TYPE_CHECKING:
-    from fedjax_async.clock.record import Record
 
 Value = TypeVar("Value")
 
@@ -130,7 +127,7 @@ class Decider(Protocol):
     @property
     def asks(self) -> bool: ...
 
-    def look(self, record: Record, time: float) -> None: ...
+    def look(self, record: Any, time: float) -> None: ...
 
     def choose(self, idle: np.ndarray, count: int, *, alone: bool) -> list[int]: ...
 
@@ -138,7 +135,7 @@ class Decider(Protocol):
 
     def length(self) -> float: ...
 
-    def upload(self, record: Record, job: int, number: int, time: float) -> int | None: ...
+    def upload(self, record: Any, job: int, number: int, time: float) -> int | None: ...
 
     def nothing_uploaded(self) -> ValueError: ...
 

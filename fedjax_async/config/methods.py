@@ -61,7 +61,7 @@ def registered_client(text: str) -> Spec:
     part = registry.read("client", text, {})
     allowed = "a name registered for local training of your own (the number of clients is 'clients')"
     check.require(bool(registry.entries("client", {})), "client", text, allowed)
-    factory = registry.find("client", {}, part.name)
+    factory: Callable[..., ClientAlgorithm] = registry.find("client", {}, part.name)
     for option in part.texts:
         registry.find(f"option of client {part.name}", client_options(factory), option)
     check_factory(f"client {part.name}", factory, part.texts)

@@ -37,7 +37,7 @@ from fedjax_async.data.formats import FORMATS
 from fedjax_async.data.memmap import folder
 from fedjax_async.data.population import population
 from fedjax_async.data.problems import quadratic, synthetic
-from fedjax_async.data.published import PRETRAINED, SOURCES, Package, Published, check_arrays
+from fedjax_async.data.published import PRETRAINED, SOURCES, Package, Pretrained, Published, check_arrays
 from fedjax_async.data.text import shortened
 from fedjax_async.types import Array
 
@@ -344,9 +344,10 @@ def verify(name: str, data_dir: str | os.PathLike[str] | None = None) -> list[Ch
     For a data set, these are the hashes of the prepared arrays and of the TFDS folder; for a pretrained model, those of
     its files. Returns one row per array or file. Raises ``ValueError`` if there is nothing to verify.
     """
-    published = find("name", SOURCES | PRETRAINED, name)
+    known: dict[str, Published | Pretrained] = {**SOURCES, **PRETRAINED}
+    published = find("name", known, name)
     home = resolve_data_dir(data_dir)
-    if name in PRETRAINED:
+    if isinstance(published, Pretrained):
         return _verify_pretrained(name, home)
     cached = read_cache(arrays_folder(name, published.version, home), f"run: fedjax-async data fetch {name}")
     rows = [] if cached is None else _compare("arrays", published, cached)

@@ -50,7 +50,8 @@ def fetch(
 
     Raises ``ValueError`` with one line that says what to do.
     """
-    published = find("name", SOURCES | PRETRAINED, name)
+    known: dict[str, Published | Pretrained] = {**SOURCES, **PRETRAINED}
+    published = find("name", known, name)
     say = progress or (lambda line: None)
     home = resolve_data_dir(data_dir)
     if isinstance(published, Pretrained):

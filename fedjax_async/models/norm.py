@@ -15,8 +15,8 @@ from jax import lax
 from fedjax_async.base import check, factories, registry
 from fedjax_async.types import Array, Path
 
-Moments = tuple[Array, Array, Array]  # mean, variance and count
-Saved = tuple[Array, Array | None, Array, Moments]
+BatchMoments = tuple[Array, Array, Array]  # mean, variance and count
+Saved = tuple[Array, Array | None, Array, BatchMoments]
 
 STATISTICS = "batch_stats"
 
@@ -84,13 +84,13 @@ def batch_normalised(
 
 def _normalised_forward(
     eps: float, x: Array, mask: Array | None, scale: Array, bias: Array
-) -> tuple[tuple[Array, Moments], Saved]:
+) -> tuple[tuple[Array, BatchMoments], Saved]:
     moments = batch_moments(x, mask)
     return (standardised(x, moments[0], moments[1], scale, bias, eps), moments), (x, mask, scale, moments)
 
 
 def _normalised_backward(
-    eps: float, saved: Saved, given: tuple[Array, Moments]
+    eps: float, saved: Saved, given: tuple[Array, BatchMoments]
 ) -> tuple[Array, Array | None, Array, Array]:
     """With ``u`` the standardised x and sums over all rows: ``factor (dy - valid (sum dy + u sum(dy u)) / count)``."""
     (x, mask, scale, (mean, var, count)), dy = saved, given[0]

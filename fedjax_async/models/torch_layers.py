@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +20,7 @@ from jax.typing import DTypeLike
 from fedjax_async.base import check
 from fedjax_async.models.conv import Padding, avg_pool, conv_general_dilated, conv_pool, convolved, max_pool
 from fedjax_async.models.norm import batch_normalised, precise, standardised
-from fedjax_async.models.torch_ops import Shape
+from fedjax_async.models.torch_ops import Shape, Size, Vec
 from fedjax_async.types import Array, Key
 
 
@@ -112,7 +111,7 @@ class Context:
 # --- convolutions and pools -------------------------------------------------------------------------
 
 
-def _per_axis(value: int | Shape, axes: int) -> tuple[int, ...]:
+def _per_axis(value: Size, axes: int) -> tuple[int, ...]:
     sizes = (value,) if isinstance(value, int) else tuple(value)
     return sizes * axes if len(sizes) == 1 else sizes
 
@@ -129,9 +128,9 @@ def _conv(
     x: Tensor,
     weight: Array,
     bias: Array | None = None,
-    stride: int | Shape = 1,
+    stride: Size = 1,
     padding: int | str | Shape = 0,
-    dilation: int | Shape = 1,
+    dilation: Size = 1,
     groups: int = 1,
 ) -> ChannelsLast:
     """``weight`` [out, in / groups, *window]."""
@@ -153,7 +152,7 @@ def _conv(
 
 
 def _windows(
-    x: Array, window: int | Shape, stride: int | Shape | None, padding: int | Shape, ceil: bool
+    x: Array, window: Size, stride: Size | None, padding: Size, ceil: bool
 ) -> tuple[tuple[int, ...], tuple[int, ...], str | tuple[tuple[int, int], ...]]:
     """Window, strides and pairs of padding for every axis of ``x`` [B, ..., C]."""
     axes = x.ndim - 2
@@ -168,12 +167,7 @@ def _windows(
 
 
 def _max_pool(
-    x: Tensor,
-    window: int | Shape,
-    stride: int | Shape | None = None,
-    padding: int | Shape = 0,
-    dilation: int | Shape = 1,
-    ceil: bool = False,
+    x: Tensor, window: Size, stride: Size | None = None, padding: Size = 0, dilation: Size = 1, ceil: bool = False
 ) -> ChannelsLast:
     check.require(set(_per_axis(dilation, 1)) == {1}, "dilation of max_pool", dilation, "1")
     halves = all(set(_per_axis(one, 1)) == {2} for one in (window, stride or window))
@@ -185,9 +179,9 @@ def _max_pool(
 
 def _avg_pool(
     x: Tensor,
-    window: int | Shape,
-    stride: int | Shape | None = None,
-    padding: int | Shape = 0,
+    window: Size,
+    stride: Size | None = None,
+    padding: Size = 0,
     ceil: bool = False,
     with_padding: bool = True,
     divisor: int | None = None,
@@ -213,7 +207,7 @@ def _bins(size: int, bins: int) -> np.ndarray:
     return weights
 
 
-def _adaptive_avg_pool(x: Tensor, sizes: int | Shape) -> ChannelsLast:
+def _adaptive_avg_pool(x: Tensor, sizes: Size) -> ChannelsLast:
     data = channels_last(x)
     wanted = _per_axis(sizes, data.ndim - 2)
     for axis, given in enumerate(wanted, start=1):
@@ -222,13 +216,12 @@ def _adaptive_avg_pool(x: Tensor, sizes: int | Shape) -> ChannelsLast:
         if size % bins == 0:
             data = data.reshape(*data.shape[:axis], bins, size // bins, *data.shape[axis + 1 :]).mean(axis=axis + 1)
         else:
-            data = jnp.moveaxis(
-                jnp.tensordot(data, jnp.asarray(_bins(size, bins), data.dtype), ((axis,), (1,))), -1, axis
-            )
+            means = jnp.asarray(_bins(size, bins), data.dtype)
+            data = jnp.moveaxis(jnp.tensordot(data, means, ((axis,), (1,))), -1, axis)
     return ChannelsLast(data)
 
 
-def _adaptive_max_pool(x: Tensor, sizes: int | Shape) -> tuple[ChannelsLast, None]:
+def _adaptive_max_pool(x: Tensor, sizes: Size) -> tuple[ChannelsLast, None]:
     """As one pool, where the sizes divide those of the input; the first of equal entries gets the gradient."""
     data = channels_last(x)
     wanted = _per_axis(sizes, data.ndim - 2)
@@ -293,15 +286,7 @@ def _group_norm(
 
 
 def _instance_norm(
-    x: Tensor,
-    scale: Array | None,
-    bias: Array | None,
-    mean: Array | None,
-    var: Array | None,
-    own: bool,
-    momentum: float,
-    eps: float,
-    cudnn: bool = False,
+    x: Tensor, scale: Vec, bias: Vec, mean: Vec, var: Vec, own: bool, momentum: float, eps: float, cudnn: bool = False
 ) -> ChannelsLast:
     none = mean is None and own
     check.require(none, "running statistics of InstanceNorm", "kept", "none (track_running_stats=False)")
@@ -367,20 +352,21 @@ def _to(context: Context, x: Array, *given: object, **named: object) -> Array:
     return x
 
 
-def _filled(value: Any, context: Context, shape: Shape, *given: object, dtype: object = None, **_: object) -> Array:
+def _filled(
+    value: float | None, context: Context, shape: Shape, *given: float, dtype: object = None, **_: object
+) -> Array:
     value = given[0] if value is None else value
-    plain = (
-        type(value) if dtype is None and given else float
-    )  # full(shape, 3) is of whole numbers, full(shape, True) not
+    # full(shape, 3) is of whole numbers, full(shape, True) not
+    plain = type(value) if dtype is None and given else float
     kind = jnp.result_type(plain) if plain in (int, bool) else context.dtype_of(dtype)
     return jnp.full(tuple(shape), value, kind)
 
 
-def _new(value: Any, context: Context, x: Array, shape: Shape, *, dtype: object = None, **_: object) -> Array:
+def _new(value: float, context: Context, x: Array, shape: Shape, *, dtype: object = None, **_: object) -> Array:
     return jnp.full(tuple(shape), value, x.dtype if dtype is None else context.dtype_of(dtype))
 
 
-def _alike(value: Any, context: Context, x: Array, *given: object, dtype: object = None, **_: object) -> Array:
+def _alike(value: float | None, context: Context, x: Array, *given: float, dtype: object = None, **_: object) -> Array:
     value = given[0] if value is None else value
     return jnp.full(x.shape, value, x.dtype if dtype is None else context.dtype_of(dtype))
 

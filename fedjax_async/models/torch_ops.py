@@ -22,8 +22,10 @@ from fedjax_async.base import check
 from fedjax_async.types import Array
 
 Shape = Sequence[int]
-Axes = int | Shape | None  # None: all
+Dims = int | Shape | None  # None: all
 Operand = Array | float
+Size = int | Shape
+Vec = Array | None  # [C]; None: a layer without it
 
 
 def promoted(*operands: object) -> list[Any]:
@@ -226,7 +228,7 @@ SHAPES: dict[str, Callable[..., object]] = {
 def _reduced(function: Callable[..., Array]) -> Callable[..., Array]:
     """Over some axes, or over all of them."""
 
-    def run(x: Array, dims: Axes = None, keepdim: bool = False, dtype: object = None) -> Array:
+    def run(x: Array, dims: Dims = None, keepdim: bool = False, dtype: object = None) -> Array:
         if isinstance(dims, bool):
             keepdim, dims = dims, None
         axes = None if dims is None or (not isinstance(dims, int) and not len(dims)) else dims
@@ -246,7 +248,7 @@ def _chosen(choose: Callable[..., Array], x: Array, dim: int, keepdim: bool = Fa
     return (found, where) if keepdim else (jnp.squeeze(found, dim), jnp.squeeze(where, dim))
 
 
-def _variance(x: Array, dims: Axes = None, correction: float | None = 1, keepdim: bool = False) -> Array:
+def _variance(x: Array, dims: Dims = None, correction: float | None = 1, keepdim: bool = False) -> Array:
     axes = tuple(range(x.ndim)) if dims is None else (dims,) if isinstance(dims, int) else tuple(dims)
     mean = x.mean(axis=axes, keepdims=True)
     count = math.prod(x.shape[axis] for axis in axes)
@@ -259,7 +261,7 @@ def _root(square: Array) -> Array:
     return jnp.where(zero, 0, jnp.sqrt(jnp.where(zero, 1, square)))
 
 
-def _norm(x: Array, order: float = 2, dims: Axes = None, keepdim: bool = False, dtype: object = None) -> Array:
+def _norm(x: Array, order: float = 2, dims: Dims = None, keepdim: bool = False, dtype: object = None) -> Array:
     """Euclidean."""
     check.require(order == 2, "order of a norm", order, "2")
     return _root(_reduced(jnp.sum)(jnp.square(x), dims, keepdim))

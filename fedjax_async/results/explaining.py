@@ -237,12 +237,10 @@ def _explanation(
         "change": exact.sum(axis=1),
         "first_order": linear.sum(axis=1),
     }
-    if len(class_sizes):
-        arrivals |= {f"class_{c}": exact[:, c] for c in range(exact.shape[1])}
+    arrivals |= {f"class_{c}": exact[:, c] for c in range(exact.shape[1])} if len(class_sizes) else {}
     whole = run.stopped is None or count == len(again.updates["client"])
     start = (float(before[0]), float(table["accuracy before"][0]))
-    sizes = tuple(int(size) for size in class_sizes)
-    return Explanation(arrivals, start, sizes, part, _drift(run, again) if whole else math.nan)
+    return Explanation(arrivals, start, tuple(map(int, class_sizes)), part, _drift(run, again) if whole else math.nan)
 
 
 def _sum_of(table: dict[str, np.ndarray], name: str) -> np.ndarray:

@@ -17,7 +17,7 @@ import numpy as np
 from fedjax_async.engine.client_scores import is_accuracy
 from fedjax_async.results.client_names import COLUMN as CLIENT_NAMES
 
-Column = TypeVar("Column")
+OfColumn = TypeVar("OfColumn")
 
 
 def plain(value: object) -> object:
@@ -58,7 +58,7 @@ def _cells(column: np.ndarray) -> Sequence[object]:
     return column.tolist()
 
 
-def applicable(columns: Mapping[str, Column]) -> dict[str, Column]:
+def applicable(columns: Mapping[str, OfColumn]) -> dict[str, OfColumn]:
     """The columns without the accuracies of targets that are not classes: those that are NaN throughout.
 
     >>> list(applicable({"loss": [2.0, 1.0], "accuracy": [math.nan, math.nan], "train_loss": [math.nan, math.nan]}))

@@ -276,7 +276,7 @@ def _write_all(run: Run, folder: Path, writers: Mapping[str, Callable[[], object
         )
 
 
-def _read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
+def _read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of the run saved in ``folder``; ``ValueError`` if there is none."""
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
