@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -296,7 +296,7 @@ class Checked(NamedTuple):
         return self.expected == self.found
 
 
-def load(spec: str, data_dir: str | os.PathLike[str] | None = None) -> Any:
+def load(spec: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset | Federation:
     """The ``Dataset`` or ``Federation`` of a spec, such as ``"mnist"`` or ``"synthetic:alpha=1,beta=1"``.
 
     ``data_dir``: where fetched data sets are; by default ``$FEDJAX_ASYNC_DATA``, else

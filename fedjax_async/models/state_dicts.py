@@ -144,7 +144,7 @@ def _reads_positions(model: Model, layer: str, origin: Map, inputs: Array) -> bo
         replaced, seen, calls = positions.reshape(origin.shape), [], 0
 
         def replacing(
-            call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, object], context: InterceptorContext
+            call: Callable[..., Array], args: tuple[Array, ...], kwargs: dict[str, object], context: InterceptorContext
         ) -> object:
             nonlocal calls
             if "/".join(context.module.path) == layer and isinstance(context.module, nn.Dense):

@@ -125,7 +125,7 @@ def _shapes(module: nn.Module, input_shape: tuple[int, ...], init: Callable[[Key
     layers: set[Path] = set()
 
     def noting(
-        call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, object], context: InterceptorContext
+        call: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object], context: InterceptorContext
     ) -> object:
         if isinstance(context.module, NORMALISING):
             layers.add(context.module.path)
@@ -143,8 +143,8 @@ def _shapes(module: nn.Module, input_shape: tuple[int, ...], init: Callable[[Key
 
 def _as_here(
     mask: Array | None,
-    call: Callable[..., Any],
-    args: tuple[Any, ...],
+    call: Callable[..., object],
+    args: tuple[Array, ...],
     kwargs: dict[str, object],
     context: InterceptorContext,
 ) -> object:
@@ -254,7 +254,7 @@ def rematerialised(model: Model) -> Model:
     policy = jax.checkpoint_policies.save_only_these_names("layer")
 
     def layer(
-        call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, object], context: InterceptorContext
+        call: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object], context: InterceptorContext
     ) -> object:
         out = call(*args, **kwargs)
         direct = context.method_name == "__call__" and len(context.module.path) == 1

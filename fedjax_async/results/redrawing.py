@@ -46,14 +46,13 @@ def redraw(
     taken = {"run": (), "sweep": ("target", "columns"), "comparison": tuple(given)}[kind]
     for name, value in given.items():
         check.require(name in taken or value is None, name, value, f"left out for a {kind}")
-    options: dict[str, Any] = {"final": final, "columns": columns, "drawing": drawing}
     with claimed(path):
         if kind == "run":
             text = _run(path, plots, final, drawing)
         elif kind == "comparison":
-            text = _comparison(path, plots, baseline=baseline, target=TARGET if target is None else target, **options)
+            text = _comparison(path, plots, baseline, TARGET if target is None else target, final, columns, drawing)
         else:
-            text = _sweep(path, plots, target=target, **options)
+            text = _sweep(path, plots, drawing, target=target, final=final, columns=columns)
         with commanded(path):
             return text
 
@@ -71,16 +70,26 @@ def _run(path: Path, plots: bool, final: str, drawing: Drawing) -> str:
     return ""
 
 
-def _comparison(path: Path, plots: bool, *, drawing: Drawing, **options: Any) -> str:
+def _comparison(
+    path: Path,
+    plots: bool,
+    baseline: str | None,
+    target: str | float,
+    final: str,
+    columns: Sequence[str] | None,
+    drawing: Drawing,
+) -> str:
     found = reading.comparison_in(path)
     runs = {name: found[name] for name in reading.listed_in(path, found) or found}
     reading.require_same_seeds(path, runs)
     reading.require_same_settings(path, runs)
     require_energy(drawing, [run.settings for seeds in runs.values() for run in seeds])
-    return write_comparison(runs, path, plots, drawing=drawing, **options)
+    return write_comparison(
+        runs, path, plots, baseline=baseline, target=target, final=final, columns=columns, drawing=drawing
+    )
 
 
-def _sweep(path: Path, plots: bool, *, drawing: Drawing, **options: Any) -> str:
+def _sweep(path: Path, plots: bool, drawing: Drawing, **options: Any) -> str:
     sweep, missing = collect(path)
     require_energy(drawing, [as_dict(each) for each in sweep.settings])
     text = write_sweep(sweep, path, plots, drawing=drawing, **options)

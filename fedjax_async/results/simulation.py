@@ -100,13 +100,21 @@ def simulate(
     folder = None if out is None else check.path("out", out)
     if folder is not None and plots:
         require_matplotlib("plots=False")
-    options: dict[str, Any] = {"overwrite": overwrite, "again": again, "progress": progress}
-    options |= {"plots": plots, "drawing": drawing}
+    chosen = NO_CALLBACKS
     with nullcontext() if folder is None else claimed(folder):
         settings = settings if folder is None or overwrite else as_begun(settings, [folder])
         if callbacks is not None or stream is not None or keep_best is not False:
-            options["callbacks"] = as_callbacks(callbacks, stream, keep_best, folder)
-        run = run_alone(_prepared(settings, probes, progress), folder, **options)
+            chosen = as_callbacks(callbacks, stream, keep_best, folder)
+        run = run_alone(
+            _prepared(settings, probes, progress),
+            folder,
+            plots=plots,
+            overwrite=overwrite,
+            again=again,
+            progress=progress,
+            drawing=drawing,
+            callbacks=chosen,
+        )
     notices.warn_about({"": run.counters})
     return run
 
@@ -140,10 +148,16 @@ def resume(
     with claimed(folder):
         load_plugins(folder)
         settings = unfinished(folder, objects)
-        options: dict[str, Any] = {"plots": plots, "drawing": drawing, "progress": progress}
-        options["callbacks"] = resumed(folder, callbacks)
+        begun_with = resumed(folder, callbacks)
         with precision(settings):
-            run = run_alone(_prepared(settings, probes, progress), folder, **options)
+            run = run_alone(
+                _prepared(settings, probes, progress),
+                folder,
+                plots=plots,
+                progress=progress,
+                drawing=drawing,
+                callbacks=begun_with,
+            )
     notices.warn_about({"": run.counters})
     return run
 
@@ -289,16 +303,34 @@ def _prepared(settings: Settings, probes: Mapping[str, object] | None, progress:
         return prepare(settings, probes=probes, planning=part(0))
 
 
-def run_alone(experiment: Experiment, folder: Path | None, **options: Any) -> Run:
-    """Train one run as its settings say, or read it; in memory without a folder. ``options``: as in ``run_kept``."""
+def run_alone(
+    experiment: Experiment,
+    folder: Path | None,
+    *,
+    plots: bool = False,
+    overwrite: bool = False,
+    again: bool = False,
+    progress: ProgressShown = None,
+    drawing: Drawing = SCREEN,
+    callbacks: Callbacks = NO_CALLBACKS,
+) -> Run:
+    """Train one run as its settings say, or read it; in memory without a folder. Options are as in ``run_kept``."""
     if folder is None:
-        return _in_memory(experiment, options.get("callbacks", NO_CALLBACKS), options.get("progress"))
+        return _in_memory(experiment, callbacks, progress)
     one = OneRun(str(experiment.settings.method), experiment.settings, folder, experiment)
-    replaces = {name: bool(options.get(name)) for name in ("overwrite", "again")}
     with claimed(folder):
-        require_rooms([one], **replaces)
-        with commanded(folder, anew=any(replaces.values())):
-            return run_kept([one], lambda runs: [sweeping.alone(0, experiment)], **options)[0]
+        require_rooms([one], overwrite=overwrite, again=again)
+        with commanded(folder, anew=overwrite or again):
+            return run_kept(
+                [one],
+                lambda runs: [sweeping.alone(0, experiment)],
+                plots=plots,
+                overwrite=overwrite,
+                again=again,
+                progress=progress,
+                drawing=drawing,
+                callbacks=callbacks,
+            )[0]
 
 
 def _in_memory(experiment: Experiment, callbacks: Callbacks, progress: ProgressShown) -> Run:
