@@ -22,7 +22,6 @@ FOLDERS = ("engine", "server", "local", "clock", "compress", "peers")
 EXCLUDED = {
     "fedjax_async/engine/compiling.py": "XLA's options on a GPU: speed",
     "fedjax_async/engine/trajectory.py:kept_bytes": "an estimate of memory",
-    "fedjax_async/engine/reference_measures.py:MeasuresByHand.outputs::1": "which rows pad; they are cut off again",
     "fedjax_async/engine/sending.py:write_messages:high - 1": "where a message is due, low is at most high - 1",
     "fedjax_async/engine/sending.py:write_together:high - 1": "as in ``write_messages``",
     "fedjax_async/local/curve.py:_alternate:over < 0": "at 0 both branches give the same gradient",

@@ -41,7 +41,7 @@ class ReadData(NamedTuple):
     files: list[Path]
 
 
-@registry.cached_by_name(maxsize=4)
+@registry.cached_by_name(maxsize=64)  # as many as _data: runs share programs if they have the same arrays
 def read_data(dataset: Chosen) -> ReadData:
     """Read a data set, and check it."""
     with inputs.collected() as files:
@@ -65,7 +65,7 @@ def brings_client_tests(s: Settings) -> bool:
     return dataset.test_groups is not None and str(s.partition or "natural") == "natural"
 
 
-@registry.cached_by_name(maxsize=4)
+@registry.cached_by_name(maxsize=64)
 def _with_fewer_tests(dataset: Chosen, count: int) -> Dataset:
     """The data set with ``count`` of its test examples, spread evenly over their order."""
     whole = read_data(dataset).data
