@@ -12,7 +12,7 @@ import contextvars
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,8 @@ from fedjax_async.engine.record import EngineResult
 from fedjax_async.engine.tables import StackShape
 from fedjax_async.engine.watching import Observer
 from fedjax_async.types import Schedule
+
+Returned = TypeVar("Returned")
 
 
 class WavesExecutor:
@@ -66,7 +68,7 @@ class WavesExecutor:
         found = self._runs.losses(self._run, clients) if past is None else past
         return np.asarray(self._told.tell("losses", found))
 
-    def scores(self) -> Mapping[str, Any]:
+    def scores(self) -> Mapping[str, object]:
         """The newest evaluation, empty if there is none."""
         return self._runs.scores(self._run)
 
@@ -98,11 +100,11 @@ def _only(runs: GrowingRuns) -> WavesExecutor:
 
 def side_by_side(
     outsets: Sequence[Outset],
-    plans: Sequence[Callable[[WavesExecutor], Any]],
+    plans: Sequence[Callable[[WavesExecutor], Returned]],
     observers: Sequence[Observer | None],
     how: Execution,
     least: StackShape | None = None,
-) -> list[Any]:
+) -> list[Returned]:
     """Plan and train runs side by side; returns what ``plans[r](executor)`` returns for each run r.
 
     ``how``, ``observers`` and ``least``: see :class:`GrowingRuns`.
@@ -134,7 +136,8 @@ class _Planner:
         self._x64 = bool(jnp.result_type(float) == jnp.float64)  # each thread has its own setting
         self._asked, self._answers = queue.SimpleQueue[Asked | None](), queue.SimpleQueue[_Left | None]()
         self._error: BaseException | None = None
-        self.has_returned, self.result = False, None
+        self.has_returned = False
+        self.result: Any = None  # what the planner returns
         run_here = contextvars.copy_context().run
         self._thread = threading.Thread(target=run_here, args=(self._work,), daemon=True)
         self._thread.start()

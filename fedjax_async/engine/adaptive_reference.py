@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import numpy as np
@@ -70,7 +69,7 @@ class ReferenceExecutor:
 
         return np.array([one(int(who)) for who in clients])
 
-    def scores(self) -> Mapping[str, Any]:
+    def scores(self) -> Mapping[str, object]:
         """The newest evaluation, empty if there is none."""
         return jax.device_get(self._walk.scores[-1]) if self._walk.scores else {}
 

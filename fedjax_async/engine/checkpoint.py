@@ -24,7 +24,7 @@ import numpy as np
 
 from fedjax_async.base import check, disk, identity, notices
 from fedjax_async.engine.surroundings import numerics, rounding, surroundings
-from fedjax_async.types import Tree
+from fedjax_async.types import AnyArray, Tree
 
 FORMAT = "fedjax_async checkpoint 3"
 ABOUT = "about"  # the array that holds the description, JSON in UTF-8
@@ -60,7 +60,7 @@ class Keeper:
     a whole number >= 1.
     """
 
-    def __init__(self, folder: Path, every: int, identity: Mapping[str, Any], seconds: float = math.inf) -> None:
+    def __init__(self, folder: Path, every: int, identity: Mapping[str, object], seconds: float = math.inf) -> None:
         check.whole("checkpoint", every)
         self.folder, self._every = Path(folder), every
         self._seconds, self._saved = seconds, time.monotonic()
@@ -106,7 +106,7 @@ class Keeper:
             ) from error
         self._last, self._saved = position, time.monotonic()
 
-    def fitted(self, saved: Sequence[Any], wanted: Tree, more: int = 0) -> Tree:
+    def fitted(self, saved: Sequence[AnyArray], wanted: Tree, more: int = 0) -> Tree:
         """The first of the ``saved`` leaves in place of those of ``wanted``.
 
         ``ValueError`` unless there are ``more`` leaves than ``wanted`` has, since another version may have another

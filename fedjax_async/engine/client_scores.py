@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
+
+from fedjax_async.types import Tree
 
 _ACCURACY = re.compile(r"(client_|validation_|global_|average_)?(own_|tuned_)?accuracy(_std|_worst)?")
 
@@ -23,7 +24,7 @@ def is_accuracy(name: str) -> bool:
     return _ACCURACY.fullmatch(name) is not None
 
 
-def without_accuracies(scores: Mapping[str, Any]) -> dict[str, Any]:
+def without_accuracies(scores: Mapping[str, Tree]) -> dict[str, Tree]:
     """The scores of a run whose targets are not class labels."""
     return {name: value for name, value in scores.items() if not is_accuracy(name)}
 

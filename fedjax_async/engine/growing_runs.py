@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time as clock_time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -27,7 +27,7 @@ from fedjax_async.engine.execution import Execution
 from fedjax_async.engine.extension import ExtensionWork, Growing
 from fedjax_async.engine.flat import flattened, said_of
 from fedjax_async.engine.growing_layout import Room, growing_layout
-from fedjax_async.engine.growing_stack import GrowingStack
+from fedjax_async.engine.growing_stack import GrowingStack, Held
 from fedjax_async.engine.layout import Layout
 from fedjax_async.engine.loop import go_on, snapshot_of
 from fedjax_async.engine.members import Member
@@ -140,7 +140,7 @@ class GrowingRuns:
         self._extensions, self._executed, self.seconds = 0, np.zeros(2, np.int64), 0.0
         self._finished = set[int]()
         self._snapshot: Snapshot | None = None  # if there is a checkpoint
-        self._held: Any = None  # the state in it
+        self._held: Held | None = None  # the state in it
         self._past = np.zeros(len(outsets), np.int64)  # extensions of each run in it
         if how.keeper is not None:
             how.keeper.identify("batches (cores, lanes, max_width)", [batching, lanes, width])
@@ -208,7 +208,13 @@ class GrowingRuns:
                 due.setdefault(stop, []).append((r, count))
         return due
 
-    def _note(self, requests: Mapping[int, Asked], layout: Layout, recorded: Any, probed: Any) -> None:
+    def _note(
+        self,
+        requests: Mapping[int, Asked],
+        layout: Layout,
+        recorded: Mapping[str, np.ndarray],
+        probed: Mapping[str, dict[str, np.ndarray]],
+    ) -> None:
         """Keep what was recorded."""
         info = self._device.held.stores[0].info
         for r in requests:
@@ -275,7 +281,7 @@ class GrowingRuns:
         norm, bits = jax.device_get((store.norm[row], store.info["bits"][row] if "bits" in store.info else 0))
         return float(norm), int(bits)
 
-    def scores(self, run: int) -> Mapping[str, Any]:
+    def scores(self, run: int) -> Mapping[str, object]:
         """The newest evaluation of a run, empty if there is none; on the device until it is read."""
         newest = self._runs[run].evaluated
         return self._scores.at[run, newest] if newest >= 0 else {}

@@ -6,7 +6,7 @@ of two and the programs are compiled again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -60,7 +60,7 @@ class GrowingStack:
         self.stack: Any = None  # Stack, from the first extension on, as the next two
         self._trainers: Any = None  # Trainers
         self._carry: Any = None  # Carry
-        self._shown: Any = None  # records and probes as bytes; None before the first arrival of an extension
+        self._shown: Array | None = None  # records and probes as bytes; None before the first arrival of an extension
 
     @property
     def held(self) -> Held:
@@ -126,7 +126,9 @@ class GrowingStack:
         compiled = programs.compile_programs(self.stack, shapes, models=self._models)
         self.stack = self.stack._replace(programs=compiled._replace(receive=partial(self._receive, compiled.receive)))
 
-    def _receive(self, receive: Callable[..., Any], *given: Any) -> tuple[Carry, Array]:
+    def _receive(
+        self, receive: Callable[..., tuple[Carry, tuple[Array, Array]]], *given: object
+    ) -> tuple[Carry, Array]:
         """Call the program that receives, and keep what it shows."""
         carry, (rejected, self._shown) = receive(*given)
         return carry, rejected
@@ -171,7 +173,9 @@ class GrowingStack:
 
     # --- calls ------------------------------------------------------------------------------------
 
-    def execute(self, scores: Scores, watcher: Watcher, on_bad: str, *, sends: bool) -> tuple[Any, Any]:
+    def execute(
+        self, scores: Scores, watcher: Watcher, on_bad: str, *, sends: bool
+    ) -> tuple[dict[str, np.ndarray], Mapping[str, dict[str, np.ndarray]]]:
         """Train, receive and evaluate the extension that was put.
 
         Waits for what is recorded, and returns it: the columns ``records`` and ``probes`` of the carry, on the host.
@@ -185,7 +189,9 @@ class GrowingStack:
         carry = self._sent(self._carry) if sends else self._carry
         scores.evaluate(0, partial(evaluate, carry))
         self._carry = advance(stack, evaluate, carry, self._trainers, scores, watcher, on_bad=on_bad)
-        found: tuple[Any, Any] = from_bytes(self._shown, (self._shapes.carry.records, self._shapes.carry.probes))
+        found: tuple[dict[str, np.ndarray], Mapping[str, dict[str, np.ndarray]]] = from_bytes(
+            self._shown, (self._shapes.carry.records, self._shapes.carry.probes)
+        )
         return found
 
     def _sent(self, carry: Carry) -> Carry:

@@ -16,7 +16,7 @@ from fedjax_async.engine.devices import to_devices
 from fedjax_async.engine.kernels import Carry, JobBuffers
 from fedjax_async.engine.layout import Layout
 from fedjax_async.engine.members import Member
-from fedjax_async.engine.record import Progress, refuse
+from fedjax_async.engine.record import EngineResult, Progress, refuse
 from fedjax_async.engine.scores import Evaluate, Scores
 from fedjax_async.engine.streaming import Feed
 from fedjax_async.engine.trainers import Trainers
@@ -70,7 +70,7 @@ class SideBySide(Protocol):
     def status(self, low: int, high: int) -> dict[str, float]:
         """What the progress bar shows of the positions ``low .. high-1``."""
 
-    def result(self, carry: Carry, scores: Scores, watcher: Watcher, run: int) -> Any:
+    def result(self, carry: Carry, scores: Scores, watcher: Watcher, run: int) -> EngineResult:
         """The result of a run."""
 
 
@@ -128,7 +128,7 @@ def _enough(runs: SideBySide, carry: Carry, watcher: Watcher) -> int:
     return max((int(runs.layout.positions[run][count - 1]) + 1 for run, count in until.items() if count), default=0)
 
 
-def _rejected(runs: SideBySide, carry: Any, watcher: Watcher, received: int) -> int:
+def _rejected(runs: SideBySide, carry: Carry, watcher: Watcher, received: int) -> int:
     """Rejected uploads among the first ``received`` positions, without those after a stop; waits for the device."""
     watcher.hand_over(wait=True)
     if not watcher.ends:

@@ -35,7 +35,7 @@ from fedjax_async.engine.tables import PeerTables, StackShape, make_peer_tables
 from fedjax_async.engine.trainers import Trainers
 from fedjax_async.engine.watching import Watcher
 from fedjax_async.peers.schedule import PeerSchedule
-from fedjax_async.types import Array, Facts, Key, Params
+from fedjax_async.types import AnyArray, Array, Facts, Key, Params
 
 
 class PeerStack(NamedTuple):
@@ -76,25 +76,25 @@ class PeerStack(NamedTuple):
         """The evaluation of runs; the lanes of ``trainers`` score some of the nodes each."""
         seen = [online(m.schedule, m.points.time) for m in self.members]
 
-        def scored(carry: Carry, run: int, row: int) -> dict[str, Any]:
+        def scored(carry: Carry, run: int, row: int) -> dict[str, Array]:
             member, rows, which = self.members[run], carry.memory, np.int32(run)
             now = member.global_tests == "all" or row in (0, len(member.points.time) - 1)
             with jax.enable_x64(self.x64):
                 parts = self._parts(trainers, carry, run, self.programs.whole if now else None)
                 given = (self.tables, rows, which, seen[run][row], parts, np.array(now))
-                found: dict[str, Any] = self.programs.together(*given)
+                found: dict[str, Array] = self.programs.together(*given)
                 model = self.programs.models(self.tables, rows, which) if watcher.wants_model(run) else None
             watcher.add((run, row), without_probes(found), model)
             return found
 
         return lambda carry, due: [scored(carry, run, row) for run, row in due]
 
-    def _parts(self, trainers: Trainers, carry: Carry, run: int, whole: Compiled | None) -> list[dict[str, Any]]:
+    def _parts(self, trainers: Trainers, carry: Carry, run: int, whole: Compiled | None) -> list[dict[str, AnyArray]]:
         """The scores of a run's nodes, one part a lane; ``whole``: the program for the global test set, None: NaN."""
         blocks = [nodes + np.int32(run * self.shape.num_clients) for nodes in self.node_blocks]
 
-        def one(program: Compiled, nodes: np.ndarray) -> dict[str, Any]:
-            found: dict[str, Any] = program(self.tables, carry.memory, nodes)
+        def one(program: Compiled, nodes: np.ndarray) -> dict[str, AnyArray]:
+            found: dict[str, AnyArray] = program(self.tables, carry.memory, nodes)
             return found
 
         parts = trainers.each([partial(one, self.programs.own, nodes) for nodes in blocks])
@@ -104,7 +104,9 @@ class PeerStack(NamedTuple):
             more = trainers.each([partial(one, whole, nodes) for nodes in blocks])
         else:
             made = self.programs.whole.out_info  # its dtypes: in 64-bit mode a float32 model is still scored in float32
-            nothing = {name: np.full(score.shape, np.nan, score.dtype) for name, score in made.items()}
+            nothing: dict[str, AnyArray] = {
+                name: np.full(score.shape, np.nan, score.dtype) for name, score in made.items()
+            }
             more = [nothing for _ in blocks]
         return [part | one for part, one in zip(parts, more)]
 
@@ -240,7 +242,7 @@ def run_peer_waves(
     order: str | None = None,
     norm_limit: float = float("inf"),
     global_tests: str = "all",
-    probes: Mapping[str, Any] | None = None,
+    probes: Mapping[str, object] | None = None,
     **execution: Any,
 ) -> EngineResult:
     """Execute every event of a plan, batched in waves; the same result as one event at a time.
@@ -252,8 +254,11 @@ def run_peer_waves(
     """
     check.one_of("global_tests", global_tests, GLOBAL_TESTS)
     how = Execution(**execution)
-    given: dict[str, Any] = {"norm_limit": norm_limit, "global_tests": global_tests, "probes": probes}
-    members = [make_peer_member(components, schedule, params, key, points, **given)]
+    members = [
+        make_peer_member(
+            components, schedule, params, key, points, norm_limit=norm_limit, global_tests=global_tests, probes=probes
+        )
+    ]
     orders, limit = list(ORDERS) if order is None else [order], how.memory_limit
 
     def make(mesh: Mesh | None, **options: Any) -> PeerStack:
@@ -267,8 +272,7 @@ def run_peer_waves(
                     raise
                 orders.pop(0)  # the next order keeps fewer messages
 
-    found: EngineResult = run_alone(make, how)
-    return found
+    return run_alone(make, how)
 
 
 def make_peer_member(
@@ -280,7 +284,7 @@ def make_peer_member(
     *,
     norm_limit: float = float("inf"),
     global_tests: str = "all",
-    probes: Mapping[str, Any] | None = None,
+    probes: Mapping[str, object] | None = None,
 ) -> Member:
     """Collect and check what a run consists of; ``ValueError`` for parts that do not fit together."""
     nodes = len(components.data.size)
@@ -290,5 +294,5 @@ def make_peer_member(
     # the position of an evaluation is its row: which nodes are online depends on its time
     times, applied = checked_points(points), np.ones(events, np.bool_)
     rows = EvaluationPoints(np.arange(len(times)), times)
-    given: dict[str, Any] = {"probes": of_events, "nodes_probes": of_nodes, "global_tests": global_tests}
-    return Member(components, schedule, params, key, rows, norm_limit, applied, Facts(nodes), **given)
+    known = (components, schedule, params, key, rows, norm_limit, applied, Facts(nodes))
+    return Member(*known, probes=of_events, nodes_probes=of_nodes, global_tests=global_tests)

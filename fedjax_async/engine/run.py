@@ -40,7 +40,7 @@ def run_stack(
     progress: Progress | None = None,
     keeper: Keeper | None = None,
     observers: Sequence[Observer | None] | None = None,
-) -> list[Any]:
+) -> list[EngineResult]:
     """Train every job of the stack; returns one result per member.
 
     Continues from the newest checkpoint of ``keeper``. Traces nothing, so it may run in any thread.
@@ -64,8 +64,8 @@ def run_stack(
             scores.evaluate(0, partial(evaluate, carry))
         if turns:
             trainers.train_again(layout.dealt.unreceived(turns, layout.capacity), carry)
-        options: dict[str, Any] = {"turns": turns, "on_bad": on_bad, "progress": progress, "keeper": keeper}
-        carry = advance(stack, evaluate, carry, trainers, scores, watcher, **options)
+        given = (stack, evaluate, carry, trainers, scores, watcher)
+        carry = advance(*given, turns=turns, on_bad=on_bad, progress=progress, keeper=keeper)
     return [stack.result(carry, scores, watcher, run) for run in range(len(stack.members))]
 
 
@@ -92,7 +92,7 @@ def fitted(
         max_width, lanes = max(devices, before // 2), lanes if wide else 1
 
 
-def run_alone(make: Callable[..., SideBySide], how: Execution) -> Any:
+def run_alone(make: Callable[..., SideBySide], how: Execution) -> EngineResult:
     """The result of a run that is a stack of its own: ``make(mesh, max_width=, lanes=, devices=)``, so that it fits."""
     mesh = make_mesh(how.devices)
     devices = 1 if mesh is None else mesh.size
@@ -103,8 +103,8 @@ def run_alone(make: Callable[..., SideBySide], how: Execution) -> Any:
         devices=devices,
         memory_limit=how.memory_limit,
     )
-    options: dict[str, Any] = {"on_bad": how.on_bad, "progress": how.progress, "keeper": how.keeper}
-    return run_stack(stack, **options, observers=[how.observer])[0]
+    found = run_stack(stack, on_bad=how.on_bad, progress=how.progress, keeper=how.keeper, observers=[how.observer])
+    return found[0]
 
 
 def run_waves(
@@ -115,7 +115,7 @@ def run_waves(
     points: EvaluationPoints,
     *,
     norm_limit: float = float("inf"),
-    probes: Mapping[str, Any] | None = None,
+    probes: Mapping[str, object] | None = None,
     measures: Measures = NOTHING,
     **options: Any,
 ) -> EngineResult:
@@ -140,11 +140,10 @@ def run_member(member: Member, *, per_client: bool = False, **execution: Any) ->
     def make(mesh: Mesh | None, **options: Any) -> Stack:
         layout = layout_of(members, batching=how.batching, **options, fill=how.memory_limit is None)
         models = how.observer is not None and how.observer.models
-        more: dict[str, Any] = {"mesh": mesh, "memory_limit": how.memory_limit, "models": models}
-        return make_stack(members, layout, shape_of(layout), per_client=per_client, **more)
+        shape, limit = shape_of(layout), how.memory_limit
+        return make_stack(members, layout, shape, per_client=per_client, mesh=mesh, memory_limit=limit, models=models)
 
-    found: EngineResult = run_alone(make, how)
-    return found
+    return run_alone(make, how)
 
 
 class Ready(NamedTuple):
@@ -182,8 +181,7 @@ def run_stacks(
 
     def prepared(k: int) -> Callable[[], list[Any]]:
         run = ready[k].make(shape, any(observer is not None and observer.models for observer in observers[k]))
-        options: dict[str, Any] = {"progress": report.part(k), "keeper": keepers[k], "observers": observers[k]}
-        return partial(run, on_bad=on_bad, **options)
+        return partial(run, on_bad=on_bad, progress=report.part(k), keeper=keepers[k], observers=observers[k])
 
     yield from _at_a_time(prepared, len(ready), at_a_time)
 

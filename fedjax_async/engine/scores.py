@@ -5,15 +5,18 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
 
 from fedjax_async.engine.evaluation import EvaluationPoints
 
+if TYPE_CHECKING:
+    from fedjax_async.engine.kernels import Carry
+
 Moment = tuple[int, int]  # a run of the stack, and the number of its arrivals before an evaluation
-Evaluate = Callable[[Any, list[Moment]], list[dict[str, Any]]]  # (carry, moments) -> scores of each
+Evaluate = Callable[["Carry", list[Moment]], Sequence[Mapping[str, object]]]  # (carry, moments) -> scores of each
 
 
 def moments_due(
@@ -41,7 +44,7 @@ class Scores:
     """
 
     def __init__(self, points: Sequence[EvaluationPoints], due: Mapping[int, list[Moment]]) -> None:
-        self.at: dict[Moment, dict[str, Any]] = {}
+        self.at: dict[Moment, Mapping[str, object]] = {}
         self.follow(points, due)
 
     def follow(self, points: Sequence[EvaluationPoints], due: Mapping[int, list[Moment]]) -> None:
@@ -54,7 +57,7 @@ class Scores:
         inner = self.stops[first:last]
         return list(itertools.pairwise(sorted({*bounds, *inner}) if inner else bounds))
 
-    def evaluate(self, position: int, evaluate: Callable[[list[Moment]], list[dict[str, Any]]]) -> None:
+    def evaluate(self, position: int, evaluate: Callable[[list[Moment]], Sequence[Mapping[str, object]]]) -> None:
         """Evaluate all runs that are due after the first ``position`` arrivals: ``evaluate([(run, its arrivals)])``."""
         due = self._due.get(position, [])
         self.at |= zip(due, evaluate(due) if due else [])

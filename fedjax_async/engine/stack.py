@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike
 
 from fedjax_async.clock.record import SLACK
 from fedjax_async.engine.components import bound
-from fedjax_async.engine.evaluation import RunTests
+from fedjax_async.engine.evaluation import Inputs, RunTests
 from fedjax_async.engine.flat import said_of
 from fedjax_async.engine.kernels import Carry, JobBuffers
 from fedjax_async.engine.layout import Layout, digest
@@ -53,7 +53,7 @@ class Stack(NamedTuple):
     num_bytes: int = 0  # on the device while it runs: tables, carry, buffers and temporary memory of training
     feed: Feed | None = None
     sharding: NamedSharding | None = None  # of what every device holds
-    inputs: Sequence[Any] = ()  # per member: Inputs of what is measured besides loss and accuracy, None without
+    inputs: Sequence[Inputs | None] = ()  # per member: of what is measured besides loss and accuracy
     every_test: RunTests | None = None  # the tests of all runs together, if a program evaluates all of them at once
     grows: bool = False  # whether the layout is that of an extension of the runs' plans
 
@@ -73,7 +73,7 @@ class Stack(NamedTuple):
         points = [m.points for m in self.members]
         return Scores(points, moments_due(points, self.layout.positions, self.ranks))
 
-    def evaluator(self, watcher: Watcher, trainers: Any) -> Evaluate:
+    def evaluator(self, watcher: Watcher, trainers: object) -> Evaluate:
         """The evaluation of runs; it needs no ``trainers``."""
         del trainers
         return Evaluator(self, watcher).evaluate
@@ -137,7 +137,7 @@ class Stack(NamedTuple):
         watcher: Watcher,
         run: int,
         recorded: Recorded,
-        counters: dict[str, Any],
+        counters: dict[str, object],
     ) -> EngineResult:
         """The result of a run that has recorded this."""
         member, columns, sent = self.members[run], recorded.columns, recorded.applied
@@ -187,7 +187,7 @@ class Evaluator(NamedTuple):
     stack: Stack
     watcher: Watcher
 
-    def evaluate(self, carry: Carry, due: list[Moment]) -> list[dict[str, Any]]:
+    def evaluate(self, carry: Carry, due: list[Moment]) -> list[dict[str, object]]:
         """The scores of the runs that are due, by name; they are also handed to the observers.
 
         ``due``: of each, its number and its arrivals so far. All runs of the stack are evaluated if more than half are.
@@ -210,15 +210,17 @@ class Evaluator(NamedTuple):
         row = np.searchsorted(points.position, local)
         return np.asarray(points.time[row], self.stack.tables.norm_limit.dtype), np.asarray(points.steps[row], np.int32)
 
-    def _one(self, k: int, carry: Carry, run: int, local: int) -> dict[str, Any]:
+    def _one(self, k: int, carry: Carry, run: int, local: int) -> dict[str, object]:
         """What program ``k`` of those that score computes for a run, by name."""
         stack, (what, program) = self.stack, self.stack.programs.scores[k]
         *test, inputs = stack.tests[run]
         given = what.reads(carry), np.int32(run), self._now(run, local), *test
-        found: dict[str, Any] = program(stack.tables, *given, stack.inputs[run] if k else inputs)
+        found: dict[str, object] = program(stack.tables, *given, stack.inputs[run] if k else inputs)
         return found
 
-    def _together(self, whole: Callable[..., Any], carry: Carry, due: list[Moment]) -> list[dict[str, Any]]:
+    def _together(
+        self, whole: Callable[..., dict[str, Array]], carry: Carry, due: list[Moment]
+    ) -> list[dict[str, object]]:
         stack = self.stack
         runs = np.arange(stack.shape.runs, dtype=np.int32)
         time, steps = np.zeros(len(runs), self.stack.tables.norm_limit.dtype), np.zeros(len(runs), np.int32)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -15,11 +15,13 @@ from fedjax_async.engine.extension import ExtensionWork
 from fedjax_async.engine.outset import OBSERVED, GrowingPoints
 from fedjax_async.engine.probes import Probes, probe_table
 from fedjax_async.engine.stack import Recorded
-from fedjax_async.types import Schedule
+from fedjax_async.types import Schedule, Structure
 
 _OF_JOBS = ("job", "applied")  # columns of the log besides those that programs record
 ANSWERS = {"losses": (-1,), "finished": (-1, 2)}  # losses of clients; norm and bits of finished jobs
 _NOT_TOLD = (*_OF_JOBS, "values_bits")
+
+Answers = TypeVar("Answers", bound=Iterable[object])
 
 
 class Told:
@@ -28,10 +30,10 @@ class Told:
     def __init__(self, probes: Probes) -> None:
         self._probes = probes
         self._log, self._probed = GrowingTable(), {name: GrowingTable() for name in probes}
-        self._answers: dict[str, list[Any]] = {name: [] for name in ANSWERS}
+        self._answers: dict[str, list[object]] = {name: [] for name in ANSWERS}
         self._new: list[dict[str, np.ndarray]] = []  # columns of arrivals that the planner does not know
         self._clients: Sequence[int] = ()
-        self._evaluations: Any = None  # GrowingPoints
+        self._evaluations: GrowingPoints | None = None
         self._repeated = 0
         self._past: dict[str, Any] = {}
 
@@ -41,7 +43,9 @@ class Told:
         """Keep the plan so far: the client of each job, and the arrivals."""
         self._clients, self._evaluations = clients, evaluations
 
-    def note(self, work: ExtensionWork, rows: Mapping[str, np.ndarray], probed: Mapping[str, Any]) -> None:
+    def note(
+        self, work: ExtensionWork, rows: Mapping[str, np.ndarray], probed: Mapping[str, Mapping[str, np.ndarray]]
+    ) -> None:
         """Keep the records of the received positions of an extension, and the columns of its probes."""
         received = work.received
         job, applied = [one.job for one in work.jobs[:received]], work.applied[:received]
@@ -88,7 +92,7 @@ class Told:
             return first
         return {name: np.concatenate([column, *(other[name] for other in others)]) for name, column in first.items()}
 
-    def tell(self, name: str, found: Any) -> Any:
+    def tell(self, name: str, found: Answers) -> Answers:
         """Keep answers that the planner is told, and return them; ``name``: one of ``ANSWERS``."""
         self._answers[name].extend(found)
         return found
@@ -100,7 +104,7 @@ class Told:
 
     # --- checkpoints ------------------------------------------------------------------------------
 
-    def content(self) -> dict[str, Any]:
+    def content(self) -> dict[str, object]:
         """All arrays that a checkpoint keeps."""
         return {
             "records": self._log.columns(),
@@ -111,13 +115,13 @@ class Told:
             "times": np.zeros(0) if self._evaluations is None else self._evaluations.times,
         }
 
-    def structure(self, records: Mapping[str, Any], probes: Mapping[str, Any]) -> Any:
+    def structure(self, records: Iterable[str], probes: Mapping[str, Iterable[str]]) -> Structure:
         """That of a checkpoint's content; ``records`` and ``probes``: dicts of the columns that programs record."""
         content = self.content() | {"records": dict.fromkeys([*records, *_OF_JOBS], 0)}
         content["probes"] = {name: dict.fromkeys([*columns, "number"], 0) for name, columns in probes.items()}
         return jax.tree.structure(content)
 
-    def read(self, structure: Any, leaves: list[np.ndarray]) -> None:
+    def read(self, structure: Structure, leaves: list[np.ndarray]) -> None:
         """Read the content of a checkpoint."""
         self._past = jax.tree.unflatten(structure, leaves)
 

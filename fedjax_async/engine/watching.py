@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -20,7 +20,7 @@ from fedjax_async.types import Params
 
 UNDER_WAY = 4  # evaluations, each with its model, that may be under way on the device
 
-Scored = Mapping[str, Any]  # an evaluation: its scores by name
+Scored = Mapping[str, object]  # an evaluation: its scores by name
 
 
 class Verdict(NamedTuple):
