@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -11,11 +11,22 @@ import numpy as np
 
 from fedjax_async.base import tree
 from fedjax_async.base.spec import Spec, leaf_names
-from fedjax_async.peers import PeerAlgorithm
+from fedjax_async.peers import PeerAlgorithm, PeerSchedule
 from fedjax_async.server import begun
-from fedjax_async.types import ClientAlgorithm, Facts, FederatedData, Model, Params, Schedule, ServerAlgorithm, State
+from fedjax_async.types import (
+    ClientAlgorithm,
+    Facts,
+    FederatedData,
+    Model,
+    Number,
+    Params,
+    Schedule,
+    ServerAlgorithm,
+    State,
+    Structure,
+)
 
-Hyper = dict[str, Any]  # name -> number (host), or a scalar array inside a compiled program
+Hyper = Mapping[str, Number]  # name -> number (host), or a scalar array inside a compiled program
 ServerFamily = Callable[[Hyper], ServerAlgorithm]
 ClientFamily = Callable[[Hyper], ClientAlgorithm]
 
@@ -49,7 +60,7 @@ def components_of(rule: Any, client: Any, model: Model, data: FederatedData) -> 
 class Template(NamedTuple):
     """A spec without its numbers: a function of them, equal by value, so that equal ones share compiled programs."""
 
-    structure: Any  # the PyTreeDef of the spec
+    structure: Structure  # of the spec
     names: tuple[str, ...]  # of its leaves; leaves of one name are one number
 
     def __call__(self, hyper: Mapping[str, Any]) -> Any:
@@ -85,7 +96,7 @@ def facts_of(schedule: Schedule) -> Facts:
     return Facts(schedule.num_clients, bool(np.all(schedule.closes)), len(schedule.job), steps)
 
 
-def abstract(hyper: Mapping[str, Any]) -> Hyper:
+def abstract(hyper: Iterable[str]) -> dict[str, jax.ShapeDtypeStruct]:
     """The shapes of hyperparameters: programs know no more of them."""
     return {name: jax.ShapeDtypeStruct((), jnp.result_type(float)) for name in hyper}
 
@@ -106,7 +117,7 @@ def _first_states(
     return *begun(bound(server, hyper), params, facts), bound(client, hyper).init(params)
 
 
-def gradients_of(components: Components, schedule: Any) -> np.ndarray:
+def gradients_of(components: Components, schedule: Schedule | PeerSchedule) -> np.ndarray:
     """How many gradients of the loss each job computes (without a server: each event); int64[J]."""
     steps = np.asarray(schedule.local_steps, np.int64)
     client = bound(components.client, components.hyper)

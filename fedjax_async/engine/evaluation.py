@@ -22,6 +22,7 @@ from fedjax_async.local import part_mean, rows_at_a_time
 from fedjax_async.models import hits
 from fedjax_async.models.metrics import Metric
 from fedjax_async.types import (
+    AnyArray,
     Array,
     ClientAlgorithm,
     ClientData,
@@ -134,8 +135,8 @@ def points_among(
 class Owned(NamedTuple):
     """The test rows of the clients, in order of the rows: an entry for each row of each client, who may share rows."""
 
-    row: Any  # int32[E], E >= T
-    client: Any  # int32[E]; N: an entry of no client, which fills up to T
+    row: AnyArray  # int32[E], E >= T
+    client: AnyArray  # int32[E]; N: an entry of no client, which fills up to T
 
     def sums(self, values: Array, num_clients: int) -> Array:
         """The sum of ``values`` [T, ...] over each client's rows, [N, ...]."""
@@ -246,11 +247,10 @@ class Metrics(NamedTuple):
         width: int = 1,
     ) -> dict[str, Array]:
         """The scores of models ``params_of(i)`` on ``parts_of(i)``, [count]; ``width`` models at a time."""
-        found: dict[str, Array] = over(lambda i: self.parts(params_of(i), parts_of(i), rows), count, width)
-        return found
+        return over(lambda i: self.parts(params_of(i), parts_of(i), rows), count, width)
 
 
-def over(one: Callable[[Array], Any], count: int, width: int) -> Any:
+def over(one: Callable[[Array], Tree], count: int, width: int) -> Tree:
     """``one(i)`` of models 0 .. ``count - 1``, ``width`` of them at a time; a pytree of [count, ...]."""
     width = min(width, count)
     which = jnp.minimum(jnp.arange(-(-count // width) * width, dtype=jnp.int32), count - 1)

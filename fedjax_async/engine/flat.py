@@ -7,12 +7,14 @@ of a model, a sum of two or a norm is one kernel, whatever the number of its lea
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.tree_util import DictKey, KeyPath
+from jax.typing import ArrayLike
 
 from fedjax_async.base import tree
 from fedjax_async.engine.components import Client, Components, Hyper, Peer, Server, bound
@@ -33,6 +35,8 @@ from fedjax_async.types import (
     Request,
     ServerAlgorithm,
     State,
+    Structure,
+    Tree,
 )
 
 
@@ -47,7 +51,7 @@ class LeafPlace(NamedTuple):
 class Plan(NamedTuple):
     """How the leaves of a pytree are laid out in vectors."""
 
-    structure: Any
+    structure: Structure
     places: tuple[LeafPlace, ...]
     names: tuple[str, ...]  # of the vectors
 
@@ -59,39 +63,39 @@ class Flat:
     A pytree of its vectors. They may get further axes in front, such as one of clients.
     """
 
-    def __init__(self, vectors: tuple[Any, ...], plan: Plan) -> None:
+    def __init__(self, vectors: tuple[Array, ...], plan: Plan) -> None:
         self.vectors, self.plan = vectors, plan
 
-    def tree_flatten(self) -> tuple[tuple[Any, ...], Plan]:
+    def tree_flatten(self) -> tuple[tuple[Array, ...], Plan]:
         """Vectors and plan, for JAX."""
         return self.vectors, self.plan
 
-    def tree_flatten_with_keys(self) -> tuple[tuple[Any, ...], Plan]:
+    def tree_flatten_with_keys(self) -> tuple[tuple[tuple[DictKey, Array], ...], Plan]:
         """Vectors with their names, and the plan, for JAX."""
         return tuple(zip(map(jax.tree_util.DictKey, self.plan.names), self.vectors, strict=True)), self.plan
 
     @classmethod
-    def tree_unflatten(cls, plan: Plan, vectors: Any) -> Flat:
+    def tree_unflatten(cls, plan: Plan, vectors: Iterable[Array]) -> Flat:
         """The inverse of :meth:`tree_flatten_with_keys`."""
         return cls(tuple(vectors), plan)
 
-    def tree(self) -> Any:
+    def tree(self) -> State:
         """The pytree again; its leaves get the axes in front of the vectors."""
 
-        def leaf(place: LeafPlace) -> Any:
+        def leaf(place: LeafPlace) -> Array:
             vector, end = self.vectors[place.vector], place.begin + math.prod(place.shape)
             return vector[..., place.begin : end].reshape((*vector.shape[:-1], *place.shape))  # NumPy's stay NumPy's
 
         return jax.tree.unflatten(self.plan.structure, [leaf(place) for place in self.plan.places])
 
 
-def flat(tree: Any) -> Any:
+def flat(tree: State) -> State:
     """A pytree of arrays as a :class:`Flat`; one without leaves stays as it is."""
     found, structure = jax.tree_util.tree_flatten_with_path(tree)
     if not found:
         return tree
     kinds = [_kind(path, leaf) for path, leaf in found]
-    parts: list[list[Any]] = [[] for _ in dict.fromkeys(kinds)]
+    parts: list[list[Array]] = [[] for _ in dict.fromkeys(kinds)]
     order, ends, places = list(dict.fromkeys(kinds)), [0] * len(parts), []
     for kind, (_, leaf) in zip(kinds, found):
         vector = order.index(kind)
@@ -102,16 +106,16 @@ def flat(tree: Any) -> Any:
     return Flat(vectors, Plan(structure, tuple(places), tuple(name for name, _ in order)))
 
 
-def _kind(path: Any, leaf: Any) -> tuple[str, Any]:
+def _kind(path: KeyPath, leaf: ArrayLike) -> tuple[str, jnp.dtype]:
     """What the leaves of a vector have in common: its name, by which running statistics are known, and their dtype."""
     dtype = jnp.asarray(leaf).dtype
     return (STATISTICS if STATISTICS in tree.path_of(path) else str(dtype)), dtype
 
 
-def opened(value: Any) -> Any:
+def opened(value: Tree) -> Tree:
     """``value``, a pytree, with the pytrees themselves in place of each :class:`Flat`."""
 
-    def is_flat(part: Any) -> bool:
+    def is_flat(part: object) -> bool:
         return isinstance(part, Flat)
 
     return jax.tree.map(lambda part: part.tree() if is_flat(part) else part, value, is_leaf=is_flat)
@@ -183,10 +187,10 @@ class FlatPeer:
 
 
 def _flat_peer(peer: PeerAlgorithm) -> PeerAlgorithm:
-    def add(inbox: State, row: State, message: Any, weight: Array) -> State:
+    def add(inbox: State, row: State, message: State, weight: Array) -> State:
         return peer.add(inbox, opened(row), opened(message), weight)
 
-    def push(row: State, upload: Any, event: Event) -> tuple[State, Any, Mapping[str, Array]]:
+    def push(row: State, upload: State, event: Event) -> tuple[State, State, Mapping[str, Array]]:
         row, messages, columns = peer.push(opened(row), opened(upload), event)
         return flat(row), jax.vmap(flat)(messages), columns
 
@@ -219,10 +223,10 @@ def _flat_client(client: ClientAlgorithm) -> ClientAlgorithm:
     def step(work: State, k: Array, message: Message, data: ClientData) -> State:
         return client.step(work, k, opened(message), data)
 
-    def finish(work: State, message: Message, state: State) -> tuple[Any, State]:
+    def finish(work: State, message: Message, state: State) -> tuple[State, State]:
         return _both(client.finish(work, opened(message), opened(state)))
 
-    def taking_flat(function: Callable[..., Any]) -> Callable[..., Any]:
+    def taking_flat(function: Callable[..., Tree]) -> Callable[..., Tree]:
         return lambda *given: function(*opened(given))
 
     kept = client.unsent

@@ -17,7 +17,7 @@ from fedjax_async.engine.extension import ExtensionWork
 from fedjax_async.engine.layout import Layout
 from fedjax_async.engine.stack_facts import StackFacts
 from fedjax_async.engine.tables import StackShape, group_end, malicious
-from fedjax_async.types import Array, FederatedData
+from fedjax_async.types import AnyArray, Array, FederatedData
 
 # Columns of ``DeviceTables``, in the order of the rows that hold them.
 OF_POSITIONS = ("run", "client", "owner", "offset", "size", "number", "steps", "slot", "version", "staleness",
@@ -61,15 +61,15 @@ class GrowingTables:
     ``rows``: int32[columns, length]; ``lasting``: the other tables by name.
     """
 
-    def __init__(self, lasting: Mapping[str, Any], rows: Any, sizes: Sizes) -> None:
+    def __init__(self, lasting: Mapping[str, object], rows: AnyArray, sizes: Sizes) -> None:
         self.lasting, self.rows, self.sizes = lasting, rows, sizes
 
-    def tree_flatten(self) -> tuple[tuple[Any, Any], Sizes]:
+    def tree_flatten(self) -> tuple[tuple[Mapping[str, object], AnyArray], Sizes]:
         """For JAX."""
         return (self.lasting, self.rows), self.sizes
 
     @classmethod
-    def tree_unflatten(cls, sizes: Sizes, parts: tuple[Any, Any]) -> GrowingTables:
+    def tree_unflatten(cls, sizes: Sizes, parts: tuple[Mapping[str, object], AnyArray]) -> GrowingTables:
         """For JAX."""
         return cls(*parts, sizes)
 

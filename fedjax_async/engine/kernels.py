@@ -126,7 +126,7 @@ def client_rows(runs: int, clients: int, leaf: Array) -> Array:
     return each.reshape(runs * clients, *leaf.shape[1:])
 
 
-def mapped(function: Callable[..., Tree], hyper: Hypers, *jobs: Any) -> Any:
+def mapped(function: Callable[..., Tree], hyper: Hypers, *jobs: object) -> Tree:
     """``function(hyper, *job)`` of jobs at once, ``jobs``: [W, ...]; ``hyper``: of each, or scalars where R = 1."""
     of_hyper = 0 if any(jnp.ndim(value) for value in hyper.values()) else None
     return jax.vmap(function, in_axes=(of_hyper, *[0] * len(jobs)))(hyper, *jobs)
@@ -241,7 +241,7 @@ class Together(NamedTuple):
             started, before, work = held
             return started, before, mapped(step, hyper, work, started, position, steps, data.offset, data.size)
 
-        def finish(some: Callable[[Any], Any], held: tuple[State, State, State]) -> Any:
+        def finish(some: Callable[[Any], Any], held: tuple[State, State, State]) -> FinishedJob:
             return mapped(end, hyper if len(tables.key) == 1 else some(hyper), *held, some(position))
 
         kept, done = run_segment((first, last), steps, buffers[:3], tuple(buffers[3:]), fresh, advance, finish)

@@ -148,7 +148,7 @@ class Layout(NamedTuple):
         """Whether each job ends in the call that begins it."""
         return self.batching == "loop"
 
-    def counters(self) -> dict[str, Any]:
+    def counters(self) -> dict[str, object]:
         """What a run says of its batches."""
         return {
             "batches": sum(map(len, self.dealt.turns)),

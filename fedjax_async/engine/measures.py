@@ -43,7 +43,7 @@ class Measures(NamedTuple):
         """Whether there is anything to measure."""
         return bool(self.metrics) or self.training is not None or self.fine_tune > 0
 
-    def shared(self) -> tuple[Any, ...]:
+    def shared(self) -> tuple[object, ...]:
         """What must be equal in two runs that share a program."""
         sample = None if self.training is None else (self.training.examples,)
         return self.metrics, sample, self.fine_tune, self.tuner

@@ -26,7 +26,7 @@ from fedjax_async.engine.sending import rule_at, state_of, write_messages
 from fedjax_async.engine.stack import Stack
 from fedjax_async.engine.stack_facts import StackFacts
 from fedjax_async.engine.tables import DeviceTables
-from fedjax_async.types import Array, Model, Params, State
+from fedjax_async.types import Array, Model, Params, State, Structure
 
 # (tables, carry, buffers, span) -> (carry, uploads rejected so far)
 Apply = Callable[[Any, kernels.Carry, kernels.JobBuffers, Array], tuple[kernels.Carry, Array]]
@@ -41,10 +41,10 @@ def start(server: Server, client: Client, facts: StackFacts, slots: int, mesh: M
 
 
 @lru_cache(maxsize=64)
-def zeros(shapes: Any, mesh: Mesh | None) -> Wrapped:
+def zeros(shapes: tuple[Structure, tree.Kinds], mesh: Mesh | None) -> Wrapped:
     """Jitted ``zeros() -> buffers`` of these frozen shapes; no client is traced for it. Each device holds its rows."""
 
-    def zeros() -> Any:
+    def zeros() -> kernels.JobBuffers:
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), tree.thawed(shapes))
 
     return jitted(zeros, out_shardings=spread(mesh))
@@ -218,7 +218,7 @@ def shapes_of(stack: Stack, mesh: Mesh | None = None) -> Shapes:
 
 
 @lru_cache(maxsize=64)
-def _keeps_starts(server: Server, facts: StackFacts, shapes: Any) -> bool:
+def _keeps_starts(server: Server, facts: StackFacts, shapes: tuple[Structure, tree.Kinds]) -> bool:
     """Whether buffers keep start models; ``ValueError`` for a rule that must not share its messages.
 
     ``shapes``: of tables, carry and buffers, frozen. Tracing takes 50 ms, so results are cached.

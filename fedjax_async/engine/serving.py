@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +12,9 @@ from fedjax_async.base import check, tree
 from fedjax_async.engine.components import Client, Server, bound
 from fedjax_async.engine.flat import FlatServer, opened
 from fedjax_async.engine.kernels import Carry, JobBuffers, client_rows, hyper_of
+from fedjax_async.engine.probing import ProbeTables, values_of
 from fedjax_async.engine.probing import noted as probed
 from fedjax_async.engine.probing import noted_ranks as probed_ranks
-from fedjax_async.engine.probing import values_of
 from fedjax_async.engine.sending import (
     facts_at,
     read_rows,
@@ -77,7 +77,7 @@ class Starting(NamedTuple):
 
     def one_job(
         self, tables: DeviceTables, state: State, memory: State, kept: State, message: Message
-    ) -> tuple[Any, ...]:
+    ) -> tuple[Info, dict[str, Array], ProbeTables]:
         """What is recorded of a job without local steps; used only for its shapes."""
         zero, facts = jnp.int32(0), self.facts
         who = bound(self.client, hyper_of(tables, zero))

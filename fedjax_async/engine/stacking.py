@@ -49,7 +49,7 @@ def make_member(
     key: Key,
     points: EvaluationPoints,
     norm_limit: float = float("inf"),
-    probes: Mapping[str, Any] | None = None,
+    probes: Mapping[str, object] | None = None,
     measures: Measures = NOTHING,
 ) -> Member:
     """The run of a schedule, with the jobs that are trained in vain; ``ValueError`` for invalid arguments.

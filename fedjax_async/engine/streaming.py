@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,14 +29,14 @@ class Feed(NamedTuple):
     x64: bool  # JAX keeps this setting per thread, and lanes are threads
     sharding: NamedSharding | None = None
 
-    def batch(self, batch: Batch) -> dict[str, Any]:
+    def batch(self, batch: Batch) -> dict[str, object]:
         """The copy for a batch, on the device: the tables ``x`` and ``y``."""
         positions = self.train_order[batch.first : batch.first + batch.jobs]
         x, y, _ = pack(self.data, self.client[positions], self.rows)
         with jax.enable_x64(self.x64):
             return to_devices({"x": x, "y": y}, self.sharding)
 
-    def empty(self) -> dict[str, Any]:
+    def empty(self) -> dict[str, object]:
         """A copy of zeros and its ``order``, for compiling."""
         x, y = (np.zeros((self.rows, *pool.shape[1:]), pool.dtype) for pool in (self.data.x, self.data.y))
         return {"x": x, "y": y, "order": Identity((self.rows,))}

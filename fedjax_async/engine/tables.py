@@ -136,7 +136,7 @@ class Stacked(NamedTuple):
         return padded(np.concatenate(values)[self.source], self.length, dtype)
 
 
-def of_runs(shape: StackShape, members: Sequence[Member], feed: Feed | None) -> tuple[dict[str, Any], list[int]]:
+def of_runs(shape: StackShape, members: Sequence[Member], feed: Feed | None) -> tuple[dict[str, object], list[int]]:
     """The tables of examples, keys and numbers of all runs, and where the clients' rows of each begin in ``order``.
 
     ``feed``: of streamed data, which are sent batch by batch.
@@ -144,7 +144,7 @@ def of_runs(shape: StackShape, members: Sequence[Member], feed: Feed | None) -> 
     data, hyper = [m.components.data for m in members], [m.components.hyper for m in members]
     order, begins = pooled([d.order for d in data])
     order = order if len(order) >= shape.rows else padded(order, shape.rows, order.dtype)
-    found = {"x": data[0].x, "y": data[0].y, "order": order} if feed is None else feed.empty()
+    found: dict[str, object] = {"x": data[0].x, "y": data[0].y, "order": order} if feed is None else feed.empty()
     real = jnp.result_type(float)
 
     def per_run(values: Sequence[float]) -> np.ndarray:
@@ -204,7 +204,7 @@ def held_out_tables(members: Sequence[Member], shape: StackShape) -> HeldOut:
 
 def lasting_tables(
     shape: StackShape, members: Sequence[Member], feed: Feed | None = None
-) -> tuple[dict[str, Any], list[int]]:
+) -> tuple[dict[str, object], list[int]]:
     """The tables without those of positions and messages, on the host; also the second result of :func:`of_runs`."""
     found, begins = of_runs(shape, members, feed)
     for name in ("updates", "server_steps"):
@@ -224,7 +224,7 @@ def joined_keys(keys: Sequence[Key], runs: int) -> Key:
 
 def event_columns(
     layout: Layout, shape: StackShape, members: Sequence[Member], begins: Sequence[int], feed: Feed | None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The columns of the tables that follow from the schedules, one entry per position or message, on the host.
 
     ``begins``: per run, where its clients' rows begin in the pooled ``order``.

@@ -27,7 +27,7 @@ class Trainers:
         lanes: int,
         programs: Any,
         tables: Any,
-        feed: Callable[[Batch], dict[str, Any]] | None = None,
+        feed: Callable[[Batch], dict[str, object]] | None = None,
         stores: Callable[[], JobBuffers] | None = None,
     ) -> None:
         """``programs``: see :class:`~fedjax_async.engine.loop.SideBySide`.

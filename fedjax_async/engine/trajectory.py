@@ -36,7 +36,20 @@ from fedjax_async.engine.trajectory_scores import make_score, where_evaluated
 from fedjax_async.engine.unsent import all_training
 from fedjax_async.local import arrival_key, job_key
 from fedjax_async.server import begun, closed
-from fedjax_async.types import Array, Arrival, ClientData, Facts, Key, Message, Params, Request, Schedule, State, Whole
+from fedjax_async.types import (
+    Array,
+    Arrival,
+    ClientData,
+    Facts,
+    Key,
+    Message,
+    Params,
+    Request,
+    Schedule,
+    ServerAlgorithm,
+    State,
+    Whole,
+)
 
 
 class PerClient(NamedTuple):
@@ -61,7 +74,7 @@ MOST_KEPT = 4 * 2**30  # bytes that reverse mode may keep for all arrivals; abov
 EXAMPLE_WEIGHT = "example_weight"  # in ``hyper``: factors of the training losses
 
 
-Varying = Mapping[str, Any]  # name -> a scalar, PerClient, PerStaleness or PerExample
+Varying = Mapping[str, object]  # name -> a scalar, PerClient, PerStaleness or PerExample
 
 
 class Carried(NamedTuple):
@@ -105,7 +118,7 @@ class ScanInputs(NamedTuple):
 def at(hyper: Varying, client: Whole, staleness: Whole = 0) -> dict[str, Any]:
     """The hyperparameters of one arrival: scalars, except for the factors of all examples."""
 
-    def value(entry: Any) -> Any:
+    def value(entry: object) -> object:
         if isinstance(entry, PerClient):
             return entry.values[client]
         if isinstance(entry, PerStaleness):
@@ -200,7 +213,7 @@ class _Run:
         # Whether `_sent` pads nothing that trains; what is sent after the last arrival trains nothing.
         self.always_sends = bool(sent[0] > 0 and (sent[1:count] == self.most_sent).all())
 
-    def rule(self, hyper: Varying, client: Whole, staleness: Whole = 0) -> Any:
+    def rule(self, hyper: Varying, client: Whole, staleness: Whole = 0) -> ServerAlgorithm:
         """The server rule for an arrival."""
         return bound(self.components.rule, at(hyper, client, staleness))
 
