@@ -11,8 +11,7 @@ evenly among the accepted arrivals of the step.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -116,7 +115,9 @@ def _share_kept(so_far: Params, left: Params) -> Array:
     return jnp.where(usable, along / jnp.where(usable, size, 1.0), 1.0).astype(real)
 
 
-def divided(table: dict[str, Any], step: np.ndarray, closes: np.ndarray, *, shared: bool) -> tuple[np.ndarray, ...]:
+def divided(
+    table: Mapping[str, np.ndarray], step: np.ndarray, closes: np.ndarray, *, shared: bool
+) -> tuple[np.ndarray, ...]:
     """The changes of the losses that each arrival caused: ``(exact, first order)``, each float64[E, G].
 
     ``table``: the probe's columns, [E] each. ``step``, ``closes``: columns of the schedule, [E]. ``shared``: see

@@ -6,8 +6,8 @@ algorithms that both call see one node at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -66,7 +66,7 @@ class NodeJobs(NamedTuple):
 
     peer: Peer
     client: Client
-    probes: tuple[tuple[str, Callable[..., Any]], ...] = ()  # names and functions
+    probes: tuple[tuple[str, Callable[..., Mapping[str, Array]]], ...] = ()  # names and functions
     longest: int = 1  # the longest inbox, or more, where programs depend on it: off a CPU, and for probes
 
     def at(self, tables: PeerTables, run: Array) -> tuple[PeerAlgorithm, ClientAlgorithm]:

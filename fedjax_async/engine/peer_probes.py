@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from fedjax_async.base import check
 from fedjax_async.engine.probes import COLUMNS, Probes, checked, numbers_of, resolved_probes
 from fedjax_async.peers.schedule import PeerSchedule
-from fedjax_async.types import Array, FederatedData, State
+from fedjax_async.types import Array, FederatedData, Probe, State, Tree
 
 EVENT = "row, inbox, weights, parts"  # the arguments of a probe of events
 NODES = "rows, online"  # and of a probe of nodes
@@ -30,8 +30,8 @@ NodesProbes = Mapping[str, NodesProbe]
 
 
 def split_probes(
-    probes: Mapping[str, Any] | None, data: FederatedData, events: int
-) -> tuple[dict[str, Any], dict[str, NodesProbe]]:
+    probes: Mapping[str, object] | None, data: FederatedData, events: int
+) -> tuple[dict[str, Probe], dict[str, NodesProbe]]:
     """The probes of events, as :class:`~fedjax_async.types.Probe`, and those of nodes; ``ValueError`` for invalid ones.
 
     A probe of events is a function, or a ``Probe`` of one, ``f(row, inbox, weights, parts) -> {column: scalar}``:
@@ -67,7 +67,7 @@ def nodes_values(probes: NodesProbes, rows: State, online: Array) -> dict[str, A
     return found
 
 
-def without_probes(scores: Mapping[str, Any]) -> dict[str, Any]:
+def without_probes(scores: Mapping[str, Tree]) -> dict[str, Tree]:
     """The scores without the columns of probes."""
     return {name: values for name, values in scores.items() if not name.startswith("probe/")}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +47,7 @@ def whole(scoring: PeerScoring, mesh: Mesh | None) -> Wrapped:
     return _over_nodes(scoring.whole, mesh)
 
 
-def _over_nodes(score: Callable[..., Any], mesh: Mesh | None) -> Wrapped:
+def _over_nodes(score: Callable[..., object], mesh: Mesh | None) -> Wrapped:
     """Jitted ``score(tables, rows, nodes)``; each device evaluates its share of the nodes."""
     if mesh is not None:
         whole, share = everywhere(mesh).spec, spread(mesh).spec  # type: ignore[union-attr]
@@ -129,7 +129,7 @@ def compile_peer_programs(
     what, (carry, empty) = scoring.what, shapes[:2]
     rows, nodes = carry.memory, node_blocks[0]
     scores = [score(scoring, mesh) for score in ((own, whole) if scoring.globally else (own,))]
-    part: dict[str, Any] = {}
+    part: dict[str, Array] = {}
     for score in scores:
         part |= jax.eval_shape(score, tables, rows, nodes)
     parts = [part if mesh is None else placed(part, spread(mesh)) for _ in node_blocks]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -105,7 +104,7 @@ def _mean(values: np.ndarray, mask: np.ndarray) -> np.ndarray:
 
 
 def record_peers(
-    settings: dict[str, Any],
+    settings: dict[str, object],
     schedule: PeerSchedule,
     points: EvaluationPoints,
     result: EngineResult,

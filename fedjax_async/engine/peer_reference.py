@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +34,7 @@ MassOfEvent = tuple[Array, Array]  # of a node after mixing, and the part of it 
 
 
 @lru_cache(maxsize=64)
-def _mixing(peer: Peer) -> dict[str, Callable[..., Any]]:
+def _mixing(peer: Peer) -> dict[str, Callable[..., State]]:
     """The functions of a node before its training, compiled; their first argument is ``hyper``."""
 
     def add(
@@ -45,7 +44,7 @@ def _mixing(peer: Peer) -> dict[str, Callable[..., Any]]:
         added = bound(peer, hyper).add(inbox, row, message, weight)
         return tree.where(refused, inbox, added), refused
 
-    named: dict[str, Callable[..., Any]] = {
+    named: dict[str, Callable[..., State]] = {
         name: lambda hyper, *given, name=name: getattr(bound(peer, hyper), name)(*given) for name in _FUNCTIONS
     }
 
@@ -105,7 +104,7 @@ class _Nodes:
         self.corrupt = {push for push, bad in zip(pushes, schedule.corrupt.tolist()) if bad}
         self.mass = mass_after_mixing(schedule)
 
-    def event(self, e: int) -> dict[str, Any]:
+    def event(self, e: int) -> dict[str, object]:
         """Mix, train and push; returns what is recorded of the event."""
         s, who = self.schedule, int(self.schedule.client[e])
         row, refused = self.rows[who], 0
@@ -153,11 +152,11 @@ class _Tests:
         loss, hit = (values.mean(dtype=np.float64).astype(self.real) for values in self.tests.each(params, rows))
         return loss, hit
 
-    def all(self, models: list[Params], time: float, with_global: bool | None) -> dict[str, Any]:
+    def all(self, models: list[Params], time: float, with_global: bool | None) -> dict[str, object]:
         """One evaluation; ``with_global``: also on the global test set (False: NaN, None: without these columns)."""
         online = (self.schedule.joined <= time) & (time < self.schedule.left)
         own = [self.mean(model, rows) for model, rows in zip(models, self.parts)]
-        found: dict[str, Any] = {"loss": [loss for loss, _ in own], "accuracy": [hit for _, hit in own]}
+        found: dict[str, object] = {"loss": [loss for loss, _ in own], "accuracy": [hit for _, hit in own]}
         rows = np.arange(self.total) if with_global else np.zeros(0, np.int64)
         if with_global is not None:
             whole = [self.mean(model, rows) for model in models]
@@ -201,8 +200,8 @@ def run_peer_reference(
         jax.device_get(nodes.model(who)) for who in range(schedule.num_clients)
     ]  # as the next evaluation sees them
     latest: dict[int, Params] = {}  # event -> the node's model after it, until an evaluation has seen it
-    scores: list[dict[str, Any]] = []
-    records: list[dict[str, Any]] = []
+    scores: list[dict[str, np.ndarray]] = []
+    records: list[dict[str, object]] = []
     kept: list[tuple[int, Params]] = []
 
     def evaluate(row: int) -> bool:

@@ -20,7 +20,7 @@ NO_PROBES: Probes = {}
 COLUMNS = ("update", "client", "time")  # the first columns of every probe's table
 
 
-def resolved_probes(probes: Mapping[str, Any] | None, data: FederatedData, arrivals: int) -> dict[str, Probe]:
+def resolved_probes(probes: Mapping[str, object] | None, data: FederatedData, arrivals: int) -> dict[str, Probe]:
     """Every probe as a :class:`Probe`, for a run of ``arrivals``; ``ValueError`` for probes that do not fit the run."""
     allowed = "a dict of names and probes"
     check.require(probes is None or isinstance(probes, Mapping), "probes", probes, allowed)
@@ -67,14 +67,16 @@ def sees(probe: Probe, number: int) -> bool:
     return number % probe.every == 0 if probe.at is None else number in probe.at
 
 
-def described(probes: Probes) -> dict[str, Any] | None:
+def described(probes: Probes) -> dict[str, object] | None:
     """Names and chosen arrivals of probes, which identify a checkpoint; ``None`` without probes."""
-    chosen = {name: {"every": p.every} if p.at is None else {"at": list(p.at)} for name, p in probes.items()}
+    chosen: dict[str, object] = {
+        name: {"every": p.every} if p.at is None else {"at": list(p.at)} for name, p in probes.items()
+    }
     return chosen or None
 
 
 def checked(
-    name: str, function: Callable[..., Any], given: str = "state, memory, arrival, parts"
+    name: str, function: Callable[..., Mapping[str, Array]], given: str = "state, memory, arrival, parts"
 ) -> Callable[..., dict[str, Array]]:
     """``function``, with its result as a dict of scalar arrays; ``ValueError`` if it raises or returns anything else.
 
@@ -143,7 +145,7 @@ def held_out_rows(data: FederatedData, kind: str) -> tuple[np.ndarray, np.ndarra
 
 
 def probe_table(
-    schedule: Schedule, position: np.ndarray, numbers: np.ndarray, columns: Mapping[str, Any]
+    schedule: Schedule, position: np.ndarray, numbers: np.ndarray, columns: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """The table of a probe: its arrivals are those at ``position`` in the schedule and have these ``numbers``."""
     client = schedule.client[schedule.job[position]]

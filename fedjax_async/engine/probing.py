@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,7 @@ from fedjax_async.engine.tables import DeviceTables, parts_at
 from fedjax_async.types import Array, Arrival, State
 
 ProbeTables = Mapping[str, dict[str, Array]]  # probe -> column -> values, [E']
-Functions = Sequence[tuple[str, Callable[..., Any]]]  # names of probes and their functions
+Functions = Sequence[tuple[str, Callable[..., Mapping[str, Array]]]]  # names of probes and their functions
 
 
 def values_of(functions: Functions, tables: DeviceTables, position: Array, *given: State) -> ProbeTables:
@@ -38,7 +37,7 @@ def noted(
     for name, function in functions:
         table = columns[name]
 
-        def values(name: str = name, function: Callable[..., Any] = function) -> dict[str, Array]:
+        def values(name: str = name, function: Callable[..., Mapping[str, Array]] = function) -> dict[str, Array]:
             return values_of([(name, function)], tables, position, state, memory, arrival)[name]
 
         nothing = {column: jnp.zeros((), rows.dtype) for column, rows in table.items()}
@@ -57,7 +56,7 @@ def noted_ranks(
         chosen = tables.chosen[name][position] & active
 
         def one(
-            position: Array, *given: State, name: str = name, function: Callable[..., Any] = function
+            position: Array, *given: State, name: str = name, function: Callable[..., Mapping[str, Array]] = function
         ) -> dict[str, Array]:
             return values_of([(name, function)], tables, position, *given)[name]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -46,7 +46,7 @@ class EngineResult(NamedTuple):
     params: Params  # without a server all nodes' models, [N, ...]
     scores: dict[str, np.ndarray]  # one row per evaluation
     records: dict[str, np.ndarray]  # one row per arrival, or per executed event in order of their numbers
-    counters: dict[str, Any]
+    counters: dict[str, object]
     in_vain: np.ndarray = np.zeros(0, np.int64)  # jobs that were trained although the server never applies them
     in_vain_records: Mapping[str, np.ndarray] = MappingProxyType({})  # one row each
     probes: Mapping[str, dict[str, np.ndarray]] = MappingProxyType({})  # one table each
@@ -73,7 +73,7 @@ def refuse(rejected: int, on_bad: str) -> None:
 
 
 def make_run(
-    settings: dict[str, Any],
+    settings: dict[str, object],
     schedule: Schedule,
     points: EvaluationPoints,
     result: EngineResult,
@@ -215,7 +215,7 @@ def _uploads(
 
 
 def _costs(
-    devices: Devices | None, schedule: Schedule, spent: Callable[..., Any], *given: object
+    devices: Devices | None, schedule: Schedule, spent: Callable[..., Iterable[np.ndarray]], *given: object
 ) -> dict[str, np.ndarray]:
     """The columns ``energy`` and ``carbon``, which ``spent(devices, schedule, ...)`` returns, if devices are given."""
     if devices is None:

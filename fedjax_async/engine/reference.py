@@ -59,7 +59,7 @@ def _job(client: Client) -> Wrapped:
 def _server(server: Server) -> dict[str, Wrapped]:
     """The rule's functions, compiled; their first argument is ``hyper``."""
 
-    def compiled(use: Callable[..., Any]) -> Wrapped:
+    def compiled(use: Callable[..., object]) -> Wrapped:
         return jax.jit(lambda hyper, *given: use(bound(server, hyper), *given))
 
     named = ("receive", "dispatch", "params")
@@ -104,7 +104,7 @@ class _Federation:
         self.early: dict[
             int, tuple[State, State, Array, bool, dict[str, Array]]
         ] = {}  # job -> its result, if it was trained before it arrives
-        self.noted_in_vain: dict[int, dict[str, Any]] = {}  # job trained in vain -> what was recorded
+        self.noted_in_vain: dict[int, dict[str, Array]] = {}  # job trained in vain -> what was recorded
         self.latest: dict[int, int] = {}  # client -> its last job
         self.sent, self.malicious = 0, data.malicious
         self.tests = Tests(components.model, data.test_x, data.test_y)
@@ -202,7 +202,7 @@ class _Federation:
         message = message._replace(version=np.int32(steps))
         return _own_params(self.components.client)(self.hyper, message, self.kept[who], self.params())
 
-    def evaluate(self, time: float, steps: int) -> dict[str, Any]:
+    def evaluate(self, time: float, steps: int) -> dict[str, np.ndarray]:
         """Scores of the global model, and of the clients' own models, if they have any, on their own tests."""
         order, offset, size = held_out_rows(self.components.data, "test")
         rows = [order[offset[who] : offset[who] + size[who]] for who in range(len(self.kept))]
@@ -242,15 +242,15 @@ class Walk:
     def __init__(
         self, components: Components, schedule: Schedule, params: Params, key: Key, points: EvaluationPoints, *,
         per_client: bool = False, on_bad: str = "reject", norm_limit: float = float("inf"),
-        probes: Mapping[str, Any] | None = None, measures: Measures = NOTHING, progress: Progress | None = None,
+        probes: Mapping[str, object] | None = None, measures: Measures = NOTHING, progress: Progress | None = None,
         observer: Observer | None = None, facts: Facts | None = None,
     ) -> None:  # fmt: skip
         require_measurable(components.data, measures)
         self.probing = ReferenceProbes(components, schedule, params, probes)
         self.run = _Federation(components, schedule, params, key, norm_limit, per_client, measures, facts)
         self.points, self._on_bad, self._progress, self._observer = points, on_bad, progress, observer
-        self.records: list[dict[str, Any]] = []
-        self.scores: list[dict[str, Any]] = []
+        self.records: list[dict[str, object]] = []
+        self.scores: list[dict[str, np.ndarray]] = []
         self._kept: list[tuple[int, Params]] = []
         self._ended: list[Params] = []  # the model of the evaluation at which the observer stopped the run
 

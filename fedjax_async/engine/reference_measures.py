@@ -43,7 +43,7 @@ def _values(metric: Metric) -> Wrapped:
 
 
 @lru_cache(maxsize=64)
-def _finish(finish: Callable[[Any], Any]) -> Wrapped:
+def _finish(finish: Callable[[Any], Array]) -> Wrapped:
     return jax.jit(finish)
 
 
@@ -96,13 +96,13 @@ class MeasuresByHand:
         """Every metric of some examples."""
         return {f"{prefix}{name}": self.metric(one, params, examples) for name, one in self.measures.metrics}
 
-    def tuned(self, who: int, start: Params, version: int, pool: Pool, test: Examples) -> dict[str, Any]:
+    def tuned(self, who: int, start: Params, version: int, pool: Pool, test: Examples) -> dict[str, np.ndarray]:
         """Scores of a client's model after its fine-tuning, on its own test rows."""
         data = self.components.data
         part = ClientData(*pool, data.offset[who], data.size[who])
         train = _tuned(self.measures.tuner, self.measures.fine_tune)
         params = train(self.hyper, self.key, np.int32(who), np.int32(version), start, part)
-        scores: dict[str, Any] = {"loss": np.nan, "accuracy": np.nan}
+        scores: dict[str, float | np.floating] = {"loss": np.nan, "accuracy": np.nan}
         if len(test[1]):
             labels = np.issubdtype(test[1].dtype, np.integer)
             right = hits(*map(jnp.asarray, (self.outputs(params, test[0]), test[1]))) if labels else np.nan
@@ -116,13 +116,13 @@ class MeasuresByHand:
     def all(
         self, params: Params, version: int, per_client: bool, pool: Pool, tests: Sequence[np.ndarray],
         start_of: Callable[[int], Params], own: Callable[[int], Params] | None,
-    ) -> dict[str, Any]:  # fmt: skip
+    ) -> dict[str, np.ndarray]:  # fmt: skip
         """All scores at one evaluation: ``tests`` are each client's test rows, ``own`` gives its own model."""
-        found: dict[str, Any] = self.named("", params, self.tests)
+        found = self.named("", params, self.tests)
         if self.sample is not None:
             found["train_loss"] = np.asarray(np.mean(self.losses(params, self.sample)), self.real)
         x, y = self.tests
-        clients: list[dict[str, Any]] = [{} for _ in tests]
+        clients: list[dict[str, np.ndarray]] = [{} for _ in tests]
         for who, rows in enumerate(tests):
             if per_client:
                 clients[who] |= self.named("client_", params, (x[rows], y[rows]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from fedjax_async.engine.probes import (
     sees,
 )
 from fedjax_async.models import hits
-from fedjax_async.types import Array, Arrival, ClientData, DataParts, Model, Params, Schedule, State
+from fedjax_async.types import Array, Arrival, ClientData, DataParts, Model, Params, Schedule, State, Tree
 
 CHUNK = 500  # test examples that are evaluated at a time
 
@@ -41,7 +41,7 @@ def scores_of_examples(model: Model, labels: bool) -> Wrapped:
     return jax.jit(scores)
 
 
-def in_chunks(function: Callable[[np.ndarray], Any], rows: np.ndarray, total: int) -> Any:
+def in_chunks(function: Callable[[np.ndarray], Tree], rows: np.ndarray, total: int) -> Tree:
     """``function(rows)``, of few rows at a time; the last chunk is filled with row 0: one shape, so one program."""
     chunk = min(CHUNK, max(total, 1))
     padded = np.append(rows, np.zeros(-len(rows) % chunk, np.int64))
@@ -64,7 +64,7 @@ class Tests:
         loss, hit = in_chunks(lambda part: self._scores(params, self._x[part], self._y[part]), rows, len(self._y))
         return loss, hit
 
-    def whole(self, params: Params, parts: Sequence[np.ndarray] | None) -> dict[str, Any]:
+    def whole(self, params: Params, parts: Sequence[np.ndarray] | None) -> dict[str, np.ndarray]:
         """Means over the test set and, if ``parts`` give the rows of each client, over each client's part."""
         scores = self.each(params, np.arange(len(self._y)))
         found = {name: mean_of(values) for name, values in zip(("loss", "accuracy"), scores)}
@@ -80,13 +80,13 @@ def mean_of(values: np.ndarray) -> np.ndarray:
     return np.asarray(mean, values.dtype)
 
 
-def table_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+def table_of(rows: Sequence[Mapping[str, object]]) -> dict[str, np.ndarray]:
     """One column for each name of the rows."""
     return {name: np.array([np.asarray(row[name]) for row in rows]) for name in (rows[0] if rows else {})}
 
 
 @lru_cache(maxsize=64)
-def _probe(name: str, function: Callable[..., Any]) -> Wrapped:
+def _probe(name: str, function: Callable[..., Mapping[str, Array]]) -> Wrapped:
     return jax.jit(checked(name, function))
 
 
@@ -103,11 +103,11 @@ class InTurn(Protocol):
 class ReferenceProbes:
     """The probes of a run and the rows that they have seen."""
 
-    def __init__(self, components: Components, schedule: Schedule, params: Params, probes: Mapping[str, Any] | None):
+    def __init__(self, components: Components, schedule: Schedule, params: Params, probes: Mapping[str, object] | None):
         data = components.data
         self.probes = resolved_probes(probes, data, len(schedule.job))
         self.shapes = columns_of(self.probes, components, params)
-        self.seen: dict[str, list[dict[str, Any]]] = {name: [] for name in self.probes}
+        self.seen: dict[str, list[dict[str, np.ndarray]]] = {name: [] for name in self.probes}
         self.held_out = {kind: jax.device_put(held_out_rows(data, kind)) for kind in ("validation", "test")}
         self.tests = jax.device_put((data.test_x, data.test_y))
 
@@ -130,7 +130,7 @@ class ReferenceProbes:
                 given = (run.state, run.memory[who], arrival, self.parts(run, who))
                 self.seen[name].append(jax.device_get(_probe(name, probe.function)(*given)))
 
-    def tables(self, schedule: Schedule, until: int) -> dict[str, Any]:
+    def tables(self, schedule: Schedule, until: int) -> dict[str, dict[str, np.ndarray]]:
         """The table of each probe, for the first ``until`` arrivals."""
         found = {}
         for name, shapes in self.shapes.items():

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from fedjax_async.engine.layout import Layout
 from fedjax_async.engine.members import Member
 from fedjax_async.engine.tables import StackShape, closing, group_end
+from fedjax_async.types import Array
 
 AT_ONCE = 4  # arrivals in a pass of a loop on an accelerator
 
@@ -21,7 +22,7 @@ class StackFacts(NamedTuple):
     num_clients: int
     every_closes: bool  # whether every arrival completes its server step
     all_applied: bool  # whether no job is trained in vain
-    probes: tuple[tuple[str, Callable[..., Any]], ...] = ()  # names and functions
+    probes: tuple[tuple[str, Callable[..., Mapping[str, Array]]], ...] = ()  # names and functions
     # The most messages due after an arrival (of a stack: after the arrivals of a rank), if the programs depend on it.
     # They then send them without a loop of unknown length, which would cost an accelerator more than the messages.
     messages: int | None = None

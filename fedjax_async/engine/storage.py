@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from fedjax_async.engine.components import Client, Hyper, Server, bound
 from fedjax_async.types import (
@@ -30,7 +30,7 @@ from fedjax_async.types import (
 SLOT_DTYPES = ("full", "bfloat16")
 
 
-def _cast(params: Params, dtype: Any) -> Params:
+def _cast(params: Params, dtype: DTypeLike) -> Params:
     """Floating-point leaves in another dtype."""
     return jax.tree.map(lambda w: w.astype(dtype) if jnp.issubdtype(w.dtype, jnp.floating) else w, params)
 
@@ -97,8 +97,8 @@ def probe_restoring(probe: Probe, dtype: str) -> Probe:
 
 
 @lru_cache(maxsize=64)
-def _seeing(function: Callable[..., Mapping[str, Any]], dtype: str) -> Callable[..., Mapping[str, Any]]:
-    def restored(state: State, memory: State, arrival: Arrival, parts: DataParts) -> Mapping[str, Any]:
+def _seeing(function: Callable[..., Mapping[str, Array]], dtype: str) -> Callable[..., Mapping[str, Array]]:
+    def restored(state: State, memory: State, arrival: Arrival, parts: DataParts) -> Mapping[str, Array]:
         full = arrival._replace(start=_cast(arrival.start, dtype), extra=_cast(arrival.extra, dtype))
         return function(state, memory, full, parts)
 

@@ -9,7 +9,6 @@ import functools
 import os
 from collections.abc import Iterable
 from importlib import metadata
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -46,13 +45,13 @@ def surroundings() -> dict[str, str | int]:
     return {**found, **kind_of_device(), "cores": cores}
 
 
-def numerics() -> dict[str, Any]:
+def numerics() -> dict[str, str | int | None]:
     """What decides which random numbers are drawn and how wide arrays are: under another value a run has others."""
     wide = jnp.result_type(float) == jnp.float64
     return {"jax_enable_x64": wide} | {name: getattr(jax.config, name) for name in DRAWS}
 
 
-def rounding() -> dict[str, Any]:
+def rounding() -> dict[str, str | int | None]:
     """What decides how sums and products are rounded: under another value a run has the same numbers to rounding."""
     flags = {flag for flag in os.environ.get("XLA_FLAGS", "").split() if not flag.startswith("--xla_dump")}
     precision = getattr(jax.config, PRECISION)
