@@ -9,14 +9,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_async.base import check, tree
-from fedjax_async.clock import Decisions, Ended, NothingArrives, Policy, PolicyModel, Prior, concurrency
+from fedjax_async.clock import Decisions, Ended, NothingArrives, Policy, PolicyModel, Prior, Record, concurrency
 from fedjax_async.clock import bind_policy as bind
 from fedjax_async.clock.network import over
 from fedjax_async.clock.record import SLACK
@@ -37,7 +37,20 @@ from fedjax_async.engine.run import Ready
 from fedjax_async.engine.tables import StackShape, rows_of
 from fedjax_async.engine.watching import Observer
 from fedjax_async.local import part_mean, rows_at_a_time
-from fedjax_async.types import Array, Facts, Key, Model, Params, Probe, Run, Schedule
+from fedjax_async.types import (
+    Array,
+    Arrival,
+    DataParts,
+    Facts,
+    Key,
+    Model,
+    Params,
+    Probe,
+    Run,
+    Schedule,
+    State,
+    Structure,
+)
 
 EXECUTORS: dict[str, Callable[..., Any]] = {"waves": alone, "reference": ReferenceExecutor}
 JOBS = 8  # jobs of a client; a policy knows their mean duration beforehand
@@ -74,7 +87,7 @@ class WithPolicy(NamedTuple):
         """The scores as they are."""
         return WITH_SERVER.columns(e, row, scores)
 
-    def shared(self, e: Experiment) -> tuple[Any, ...]:
+    def shared(self, e: Experiment) -> tuple[object, ...]:
         """As in a planned run, and what the policy records and may change."""
         return *WITH_SERVER.shared(e), self.facts.every_closes, self.loss
 
@@ -277,16 +290,16 @@ def _seconds(run: Resolved) -> np.ndarray:
 class _Nothing:
     """An executor that ends the run at the first look."""
 
-    def advance(self, record: Any) -> Any:
+    def advance(self, record: Record) -> NoReturn:
         raise Ended
 
-    def finished(self, record: Any, job: int) -> Any:
+    def finished(self, record: Record, job: int) -> NoReturn:
         raise Ended
 
-    def losses(self, clients: np.ndarray) -> Any:
+    def losses(self, clients: np.ndarray) -> NoReturn:
         raise Ended
 
-    def scores(self) -> Any:
+    def scores(self) -> NoReturn:
         raise Ended
 
 
@@ -305,10 +318,14 @@ def _totals_used(components: Components, params: Params) -> tuple[bool, bool]:
 
 
 @lru_cache(maxsize=64)
-def _reads_totals(server: Server, trainer: Client, clients: int, shapes: Any) -> tuple[bool, bool]:
+def _reads_totals(
+    server: Server, trainer: Client, clients: int, shapes: tuple[Structure, tree.Kinds]
+) -> tuple[bool, bool]:
     """Whether what one update changes depends on its first two arguments, which are the totals."""
 
-    def outputs(updates: Array, steps: Array, hyper: Hyper, params: Params, key: Key, pool: Any) -> Any:
+    def outputs(
+        updates: Array, steps: Array, hyper: Hyper, params: Params, key: Key, pool: tuple[Array, Array]
+    ) -> object:
         rule, client, facts = bound(server, hyper), bound(trainer, hyper), Facts(clients, False, updates, steps)
         return trial.arrived(rule, trial.job(rule, client, params, key, pool, facts))
 
@@ -323,7 +340,7 @@ def observed_loss(model: Model, rows: int) -> Callable[..., dict[str, Array]]:
     ``rows``: how many are read at a time.
     """
 
-    def observed(state: Any, memory: Any, arrival: Any, parts: Any) -> dict[str, Array]:
+    def observed(state: State, memory: State, arrival: Arrival, parts: DataParts) -> dict[str, Array]:
         def measure(x: Array, y: Array) -> tuple[Array, Array]:
             loss = model.loss(model.apply(arrival.start, x), y)
             return loss, jnp.square(loss)

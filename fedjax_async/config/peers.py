@@ -88,7 +88,7 @@ class WithoutServer(NamedTuple):
         whole = len(run.evaluations["time"]) == len(e.points.time)
         return with_early_end(run, ended_early(e.settings, described, e.schedule, whole=whole))
 
-    def shared(self, e: Experiment) -> tuple[Any, ...]:
+    def shared(self, e: Experiment) -> tuple[object, ...]:
         """Rule, fragments, tests and data."""
         return e.components.rule, e.schedule.fragments, self.global_tests, shared_data(e.components.data)
 
@@ -135,7 +135,7 @@ class PeerResolved(NamedTuple):
 
 def prepare_peers(
     settings: Settings,
-    probes: Mapping[str, Any] | None = None,
+    probes: Mapping[str, object] | None = None,
     planning: Callable[[float], None] | None = None,
 ) -> Experiment:
     """Resolve every name and plan the whole run; ``ValueError`` for anything out of range. See ``prepare``."""
@@ -193,7 +193,7 @@ def _global_tests(s: Settings, data: FederatedData) -> str:
     return "all"
 
 
-def _message_bytes(s: Settings, components: Components, params: Params, message: Any) -> int:
+def _message_bytes(s: Settings, components: Components, params: Params, message: object) -> int:
     """Bytes of one message on the network, from shapes; a compressed one counts with its largest possible size."""
     if s.compress is not None:
         return longest_message(s.compress, tree.split(params, stays_of(components.model))[0])

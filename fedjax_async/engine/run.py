@@ -153,7 +153,7 @@ class Ready(NamedTuple):
     shape: StackShape  # sizes of the tables that it needs
     # (shape, models) -> ``run(on_bad=, progress=, keeper=, observers=)``, which returns the result of each member;
     # planned stacks are compiled by then, see make_stack
-    make: Callable[[Any, bool], Callable[..., list[Any]]]
+    make: Callable[[StackShape, bool], Callable[..., list[EngineResult]]]
 
 
 def common_shape(ready: Sequence[Ready]) -> StackShape:
@@ -169,8 +169,8 @@ def run_stacks(
     on_bad: str = "reject",
     progress: Progress | None = None,
     observers: Sequence[Sequence[Observer | None]],
-    shape: Any = None,
-) -> Iterator[tuple[int, list[Any]]]:
+    shape: StackShape | None = None,
+) -> Iterator[tuple[int, list[EngineResult]]]:
     """Run stacks, which share compiled programs, ``at_a_time`` of them at the same time, each in a thread.
 
     ``observers``: per stack, those of its members. ``shape``: of their tables, by default their :func:`common_shape`.
@@ -179,7 +179,7 @@ def run_stacks(
     shape = common_shape(ready) if shape is None else shape
     report = _Total(progress, sum(one.positions for one in ready))
 
-    def prepared(k: int) -> Callable[[], list[Any]]:
+    def prepared(k: int) -> Callable[[], list[EngineResult]]:
         run = ready[k].make(shape, any(observer is not None and observer.models for observer in observers[k]))
         return partial(run, on_bad=on_bad, progress=report.part(k), keeper=keepers[k], observers=observers[k])
 
@@ -187,10 +187,10 @@ def run_stacks(
 
 
 def _at_a_time(
-    make: Callable[[int], Callable[[], list[Any]]], count: int, limit: int
-) -> Iterator[tuple[int, list[Any]]]:
+    make: Callable[[int], Callable[[], list[EngineResult]]], count: int, limit: int
+) -> Iterator[tuple[int, list[EngineResult]]]:
     """Yields ``(k, make(k)())`` in the order in which they end: ``make(k)`` runs here, its result in a thread."""
-    running: dict[Future[list[Any]], int] = {}
+    running: dict[Future[list[EngineResult]], int] = {}
     pending = iter(range(count))
     with ThreadPoolExecutor(limit) as pool:
         while True:
