@@ -27,7 +27,7 @@ else:
 Tree = TypeVar("Tree")  # a pytree of any structure, where a function keeps it
 Params = Any  # a pytree of arrays with D scalars in total
 State = Any  # a pytree that only its algorithm interprets; () if it has no state
-Key = Any  # a JAX random key
+Key = Array  # a JAX random key
 Path = tuple[str, ...]  # the path of a leaf in a pytree, such as ("head", "kernel")
 Stays = Callable[[Path], bool]  # whether a leaf of the params stays with its node
 AnyArray = np.ndarray | Array  # an array on the host, on the device or traced
@@ -191,7 +191,7 @@ class Arrival(NamedTuple):
     closes: Array  # bool[], whether it completes its server step
     local_steps: Whole = 1  # int32[], K of its job
     extra: State = ()  # the extra of the message from which the client started
-    key: Key = ()  # the random key of this arrival, for noise that the server adds; the engine fills it in
+    key: Any = ()  # the random key of this arrival, for noise that the server adds; the engine fills it in
     malicious: AnyArray | np.bool_ | tuple[()] = ()  # bool[], whether its client attacks; for ``server.attacked`` only
 
 

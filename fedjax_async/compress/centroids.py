@@ -109,7 +109,9 @@ def wcp(
     needed = init is None or rules.refilled
     check.require(key is not None or not needed, "key", key, "a random key (unless init is given and nothing refilled)")
     rest, weights = parts_of(params, chosen)
-    tables = random_tables(params, k, key, reference=reference, chosen=chosen) if init is None else init
+    tables = init
+    if init is None and key is not None:
+        tables = random_tables(params, k, key, reference=reference, chosen=chosen)
     leaves, structure = jax.tree.leaves(weights), _structure(weights)
     tables_found, indices = [], []
     for number, (leaf, start) in enumerate(zip(leaves, structure.flatten_up_to(tables), strict=True)):

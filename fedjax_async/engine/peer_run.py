@@ -201,7 +201,7 @@ def make_peer_stack(
     what = NodeJobs(first.components.rule, first.components.client, functions, _longest(layout, bool(functions)))
     params = params_of(members, shape, sharding)
     shapes = peer_shapes(what, shape, layout.batching, tables, params, mesh)
-    fixed = tree.num_bytes((tables._replace(key=()), shapes.carry))
+    fixed = tree.num_bytes((tables._asdict() | {"key": ()}, shapes.carry))
     needed = fixed + layout.dealt.lanes * tree.num_bytes(shapes.buffers)
     if memory_limit is not None and needed > memory_limit:
         raise TooLarge(needed, layout.capacity)

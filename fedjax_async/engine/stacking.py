@@ -210,7 +210,7 @@ def make_stack(
         members = [m._replace(components=flattened(m.components)) for m in members]
     stack = placed(members, layout, shape, stack_facts(members, layout, shape), per_client=per_client, mesh=mesh)
     shapes = shapes_of(stack, mesh)
-    fixed = tree.num_bytes((stack.tables._replace(key=()), stack.tests[0], stack.inputs[0], shapes.carry))
+    fixed = tree.num_bytes((stack.tables._asdict() | {"key": ()}, stack.tests[0], stack.inputs[0], shapes.carry))
     needed = fixed + layout.dealt.lanes * tree.num_bytes(shapes.buffers)
     if memory_limit is not None and needed > memory_limit:
         raise TooLarge(needed, layout.capacity)

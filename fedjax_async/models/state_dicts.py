@@ -36,7 +36,7 @@ from fedjax_async.models.conv import Conv, ConvPool
 from fedjax_async.models.norm import STATISTICS
 from fedjax_async.models.weights import arrays_of, filled
 from fedjax_async.models.wrap import with_inputs
-from fedjax_async.types import AnyArray, Array, Model, Params, Path
+from fedjax_async.types import AnyArray, Array, Key, Model, Params, Path
 
 if TYPE_CHECKING:
     from flax.linen.module import InterceptorContext
@@ -104,7 +104,7 @@ def flattened(model: Model, input_shape: tuple[int, ...]) -> dict[str, int]:
             channels = out.shape[-1] if channels_first else 0
         return out
 
-    def forward(key: object, x: object) -> object:
+    def forward(key: Key, x: object) -> object:
         params = model.init(key)
         with nn.intercept_methods(follow):
             return model.apply(params, x)
