@@ -27,7 +27,7 @@ from fedjax_async.config.prepared import WITH_SERVER, Evaluations, Experiment, P
 from fedjax_async.config.resolving import every_of
 from fedjax_async.config.settings import Settings
 from fedjax_async.engine import trial
-from fedjax_async.engine.adaptive import alone, side_by_side
+from fedjax_async.engine.adaptive import WavesExecutor, alone, side_by_side
 from fedjax_async.engine.adaptive_reference import ReferenceExecutor
 from fedjax_async.engine.components import Client, Components, Hyper, Server, abstract, bound, row_of
 from fedjax_async.engine.execution import Execution
@@ -52,7 +52,10 @@ from fedjax_async.types import (
     Structure,
 )
 
-EXECUTORS: dict[str, Callable[..., Any]] = {"waves": alone, "reference": ReferenceExecutor}
+EXECUTORS: dict[str, Callable[..., WavesExecutor | ReferenceExecutor]] = {
+    "waves": alone,
+    "reference": ReferenceExecutor,
+}
 JOBS = 8  # jobs of a client; a policy knows their mean duration beforehand
 Replan = Callable[[Decisions], Schedule]
 
@@ -62,7 +65,7 @@ class _GrowingPlan:
 
     def __init__(self) -> None:
         self.evaluations: Any = None  # GrowingPoints
-        self.schedule: Any = None  # Schedule
+        self.schedule: Schedule | None = None
 
 
 class WithPolicy(NamedTuple):
@@ -129,7 +132,7 @@ class WithPolicy(NamedTuple):
             norm_limit=e.norm_limit,
         )
 
-    def plan(self, e: Experiment, policy: Policy, executor: Any) -> EngineResult:
+    def plan(self, e: Experiment, policy: Policy, executor: WavesExecutor | ReferenceExecutor) -> EngineResult:
         """Plan the run while ``executor`` executes it."""
         s, evaluations = e.settings, self.growing.evaluations
         decisions = Decisions(policy, executor)
