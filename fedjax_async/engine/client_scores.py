@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedjax_async.types import Tree
+if TYPE_CHECKING:
+    from fedjax_async.types import Tree
 
 _ACCURACY = re.compile(r"(client_|validation_|global_|average_)?(own_|tuned_)?accuracy(_std|_worst)?")
 
