@@ -11,7 +11,7 @@ import pytest
 
 from fedjax_async import Settings
 from fedjax_async.config import execute, execute_group, plan_groups, prepare
-from fedjax_async.config.problem import data_of
+from fedjax_async.config.problem import data_of, read_data
 from tests.results.folders import Killed
 
 BASE = Settings(
@@ -141,5 +141,5 @@ def test_what_is_left_of_a_group_goes_on_from_its_checkpoints(tmp_path, monkeypa
 def test_runs_share_the_examples_however_many_data_sets_are_read_between():
     one = data_of(BASE)
     for count in range(3, 9):
-        data_of(Settings(dataset=f"synthetic:features={count},clients=3", updates=1))
+        read_data(f"synthetic:features={count}")
     assert data_of(dataclasses.replace(BASE, seed=1)).x is one.x
