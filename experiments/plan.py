@@ -87,9 +87,14 @@ def keep(row: Row, out: Path) -> int:
         return int(made.is_file())
     path = row.results / row.curves
     before = known_runs.read([path] if path.is_file() else [])
-    elsewhere = known_runs.read(each for each in row.known if each != path)
+    there = known_runs.read(row.known)
     found = known_runs.read(sorted(out.glob(f"*{CURVES}")))
-    new = {key: known for key, known in found.items() if key not in before and key not in elsewhere}
+    # a run that is there without what the table needs of clients is trained again, with them
+    new = {
+        key: known
+        for key, known in found.items()
+        if key not in there or (known.run.per_client and not there[key].run.per_client)
+    }
     if new:
         known_runs.write(path, before | new)
     return len(new)

@@ -38,9 +38,10 @@ def script(row, said, code):
     (plan.HERE / "paper" / "table_1.py").write_text(text)
 
 
-def curves(path, *keys):
+def curves(path, *keys, per_client=()):
     path.parent.mkdir(exist_ok=True)
-    known_runs.write(path, {key: known_runs.Known(key, 0, make_run([0.1, 0.5])) for key in keys})
+    run = make_run([0.1, 0.5])._replace(per_client=dict(per_client))
+    known_runs.write(path, {key: known_runs.Known(key, 0, run) for key in keys})
 
 
 def test_a_script_counts_its_runs_and_trains_none():
@@ -114,6 +115,17 @@ def test_kept_curves_are_merged_with_those_that_are_there(row, tmp_path):
     assert plan.keep(both, tmp_path / "out") == 1
     assert list(known_runs.read([row.results / "table_1_curves.csv"])) == ["there", "new"]
     assert plan.keep(both, tmp_path / "out") == 0
+
+
+def test_a_run_that_is_there_without_its_clients_is_kept_with_them(row, tmp_path):
+    """The table needs them: it was trained again and again."""
+    columns = {"uploads": np.array([3, 1])}
+    curves(row.results / "other_curves.csv", "one")
+    curves(tmp_path / "out" / "table_1_a_curves.csv", "one", per_client=columns)
+    both = row._replace(also=("other_curves.csv",))
+    assert (plan.keep(both, tmp_path / "out"), plan.keep(both, tmp_path / "out")) == (1, 0)
+    for files in (both.known, both.known[::-1]):
+        np.testing.assert_array_equal(known_runs.read(files)["one"].run.per_client["uploads"], [3, 1])
 
 
 def test_what_fits_is_trained_in_order_of_worth(row, monkeypatch):

@@ -123,7 +123,7 @@ def clients_file(curves: Path) -> Path:
 
 
 def read(paths: Iterable[Path]) -> dict[str, Known]:
-    """The runs in the files, by key; of two with the same key the last one."""
+    """The runs in the files, by key; of two with the same key the last one, or the one with clients' columns."""
     found: dict[str, Known] = {}
     for path in paths:
         per_client = _read_clients(clients_file(path))
@@ -138,6 +138,8 @@ def read(paths: Iterable[Path]) -> dict[str, Known]:
             updates = {"client": np.zeros(rows["updates"][0], np.int32)}
             # shorter runs have empty cells after their last evaluation
             of_clients = {k: v[: len(rows["time"])] if v.ndim > 1 else v for k, v in per_client.get(name, {}).items()}
+            if name in found and found[name].run.per_client and not of_clients:
+                continue
             run = Run({}, (), evaluations, updates, of_clients, {}, None)
             machine = str(rows["machine"][0]) if "machine" in rows else ""
             found[name] = Known(str(rows["variant"][0]), int(rows["seed"][0]), run, machine)
