@@ -41,7 +41,7 @@ steps = 2
 updates = 120
 eval_updates = 30
 [grid]
-method = {METHODS}
+method = {[*METHODS]}
 """
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
