@@ -261,15 +261,16 @@ def compiled_scores(stack: Stack, carry: kernels.Carry) -> list[tuple[Scoring, C
     components, measures, own = first.components, first.measures, inputs.tests is not None
     model, labels = components.model, bool(jnp.issubdtype(y.dtype, jnp.integer))
     metrics, others = Metrics(model, labels), Metrics(model, None, measures.metrics)
-    facts = components.rule, components.client, stack.facts, len(y)
-    wanted = [(Scoring(metrics, metrics, *facts, own), inputs)]
+    rule, client, facts = components.rule, components.client, (stack.facts, len(y))
+    wanted = [(Scoring(metrics, metrics, rule, client if own else None, *facts, own), inputs)]
     if stack.inputs[0] is not None:
         tuning = None
         if measures.fine_tune:
             width = stack.layout.capacity if stack.layout.batching == "vmap" else 1
             tuning = FineTuning(metrics._replace(others=others.others), measures.tuner, measures.fine_tune, width)
         own = own and bool(measures.metrics)
-        wanted.append((Scoring(others, training_loss(model), *facts, own, tuning), stack.inputs[0]))
+        who = client if own or tuning is not None else None
+        wanted.append((Scoring(others, training_loss(model), rule, who, *facts, own, tuning), stack.inputs[0]))
     now, found = (np.zeros((), stack.tables.norm_limit.dtype), np.zeros((), np.int32)), []
     for what, more in wanted:
         given = what.reads(carry), np.int32(0), now, x, y, owner, more

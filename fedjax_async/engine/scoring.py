@@ -44,7 +44,7 @@ class Scoring(NamedTuple):
     metrics: Metrics
     of_parts: Metrics  # on the parts of ``Inputs``
     server: Server
-    client: Client
+    client: Client | None  # None where no models of clients are scored: stacks of other clients share the program
     facts: StackFacts
     total: int  # test examples
     own: bool  # whether clients have models of their own, which are scored
@@ -71,7 +71,7 @@ class Scoring(NamedTuple):
         for prefix, part in inputs.parts.items():
             whole = part if part.x is not None else part._replace(x=tables.x, y=tables.y)
             scores |= self.of_parts.parts(params, {prefix: whole}, BATCH)
-        if not (self.own or self.tuning):
+        if self.client is None:
             return scores
         memory, kept = (rows_at(table, run * jnp.int32(count)) for table in seen[1:])
         hyper = kernels.hyper_of(tables, run)

@@ -102,9 +102,11 @@ def test_no_more_programs_than_one_run_after_the_other_and_none_for_other_number
     try:
         in_turn, together = programs(clients=17, lanes=2), programs(clients=19)
         again = programs(clients=19, lr=0.2)
+        one, other = (programs(clients=19, compress=f"topk:ratio={ratio}") for ratio in (0.3, 0.2))
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
     assert together == in_turn and set(together) == set(names) and again == []
+    assert {"jit(train)"} <= {*one} & {*other} and "jit(evaluate)" not in other, "other clients are scored by the same"
 
 
 def test_killed_within_a_stack_it_loses_no_more_than_a_run(tmp_path, whole):
