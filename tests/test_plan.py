@@ -21,6 +21,7 @@ from tests.results.made_up import make_run
 
 plan, verify, parcels = (module("", name) for name in ("plan", "verify", "parcels"))
 known_runs = plan.known_runs
+pytestmark = pytest.mark.usefixtures("nothing_stays_registered")
 
 
 @pytest.fixture
