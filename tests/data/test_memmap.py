@@ -30,6 +30,7 @@ from fedjax_async.data import (
 )
 from fedjax_async.data.decode import as_is
 from fedjax_async.types import FederatedData
+from tests.refusals import refusals
 
 
 def made_up(sizes, dtype=np.float32, item=(3,), seed=0):
@@ -76,16 +77,13 @@ def test_what_is_written_is_read(sizes, dtype, item, chunk):
         assert not data.streamed
 
 
-def test_clients_test_sets_and_raw_images_survive(tmp_path):
+def test_clients_test_sets_raw_images_and_generated_populations_survive(tmp_path):
     data = federate(fashion_mnist_6k(), "shards", num_clients=20, seed=1, test_fraction=0.2)
     read = open_folder(write_folder(tmp_path / "images", data))
     same_clients(read, data)
     assert read.decode is data.decode and read.x.dtype == np.uint8
     for field in ("test_order", "test_offset", "test_size"):
         np.testing.assert_array_equal(getattr(read, field), getattr(data, field))
-
-
-def test_a_generated_population_can_be_written(tmp_path):
     data = federate(population(features=10, size=6, std_log_size=0.0), num_clients=30, seed=4)
     read = open_folder(write_folder(tmp_path / "people", data))
     np.testing.assert_array_equal(read.size, data.size)
@@ -103,71 +101,60 @@ def stream(count=3, **change):
 TESTS = {"test_x": np.zeros((4, 3), np.float32), "test_y": np.zeros(4, np.int32)}
 
 
-def test_a_stream_of_chunks(tmp_path):
+def test_a_stream_of_chunks_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     read = open_folder(write_clients(tmp_path / "s", stream(), num_classes=2, name="s", **TESTS))
     assert read.size.tolist() == [2] * 6
     assert read.x[client_rows(read, 5), 0].tolist() == [3, 3]
 
-
-def test_an_interrupted_stream_leaves_nothing_behind(tmp_path):
     def broken():
         yield from stream()
         raise RuntimeError("the source is gone")
 
-    with pytest.raises(RuntimeError, match="gone"):
-        write_clients(tmp_path / "s", broken(), **TESTS)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_full_disk_names_the_new_folder(tmp_path, monkeypatch):
     def full(column, rows):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    with pytest.raises(RuntimeError, match="gone"):
+        write_clients(tmp_path / "t", broken(), **TESTS)
     monkeypatch.setattr(memmap.Column, "append", full)
-    with pytest.raises(OSError, match=r"No space left on device: '.*/s'$"):
-        write_clients(tmp_path / "s", stream(), **TESTS)
-    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(OSError, match=r"No space left on device: '.*/t'$"):
+        write_clients(tmp_path / "t", stream(), **TESTS)
+    assert [path.name for path in tmp_path.iterdir()] == ["s"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"chunks": list(stream(size=np.array([5, 2])))}, "^size = '7 in all'"),
-        ({"chunks": list(stream(size=np.array([6, 0])))}, "^size = "),
-        ({"chunks": list(stream(x=np.zeros((6, 4), np.float32)))}, "^x = "),
-        ({"chunks": list(stream(x=np.zeros((6, 3))))}, "^x = "),
-        ({"chunks": list(stream(y=np.full(6, 2)))}, r"^y\[0\] = 2: must be a label from 0 to 1"),
-        ({"chunks": list(stream(y=np.full(6, 2**40)))}, r"^y\[0\] = 1099511627776: must be a label from 0 to 1"),
-        ({"chunks": list(stream(y=np.zeros(6)))}, "^y = 'float64': must be integer labels"),
-        ({"chunks": []}, "^chunks = 'none'"),
-        ({"chunks": [(np.array([None]), np.zeros(1, int), np.ones(1, int))]}, "^x = "),
-        ({"test_order": np.arange(4)}, "^own_tests = "),
-        ({"test_y": np.zeros(1)}, "^test_y = '1 targets'"),
-    ],
+def written(folder, given):
+    try:
+        return write_clients(folder / "new", num_classes=2, **({"chunks": stream()} | TESTS | given))
+    finally:
+        assert list(folder.iterdir()) == []
+
+
+test_what_cannot_be_written_leaves_nothing_behind = refusals(
+    ({"chunks": list(stream(size=np.array([5, 2])))}, "^size = '7 in all'"),
+    ({"chunks": list(stream(size=np.array([6, 0])))}, "^size = "),
+    ({"chunks": list(stream(x=np.zeros((6, 4), np.float32)))}, "^x = "),
+    ({"chunks": list(stream(x=np.zeros((6, 3))))}, "^x = "),
+    ({"chunks": list(stream(y=np.full(6, 2)))}, r"^y\[0\] = 2: must be a label from 0 to 1"),
+    ({"chunks": list(stream(y=np.full(6, 2**40)))}, r"^y\[0\] = 1099511627776: must be a label from 0 to 1"),
+    ({"chunks": list(stream(y=np.zeros(6)))}, "^y = 'float64': must be integer labels"),
+    ({"chunks": []}, "^chunks = 'none'"),
+    ({"chunks": [(np.array([None]), np.zeros(1, int), np.ones(1, int))]}, "^x = "),
+    ({"test_order": np.arange(4)}, "^own_tests = "),
+    ({"test_y": np.zeros(1)}, "^test_y = '1 targets'"),
+    by=written,
+    folder=True,
 )
-def test_what_cannot_be_written_leaves_nothing_behind(tmp_path, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        write_clients(tmp_path / "s", num_classes=2, **({"chunks": stream()} | TESTS | arguments))
-    assert list(tmp_path.iterdir()) == []
 
 
-def test_validation_parts_are_not_left_out_in_silence(tmp_path):
-    data = federate(fashion_mnist_6k(), "iid", num_clients=4, validation_fraction=0.5)
-    with pytest.raises(ValueError, match=r"^data.validation_size = 'given': must be left out: a folder keeps no"):
-        write_folder(tmp_path / "f", data)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_largest_number_of_rows_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(memmap, "MOST_ROWS", 11)
-    with pytest.raises(ValueError, match=r"^chunks = '12 examples or more': must be at most 11"):
-        write_clients(tmp_path / "s", stream(), **TESTS)
-
-
-def test_an_existing_folder_is_left_alone(tmp_path):
+def test_folders_that_exist_parts_that_are_not_kept_and_too_many_rows_are_refused(tmp_path, monkeypatch):
     (tmp_path / "mine").write_text("precious")
+    validated = federate(fashion_mnist_6k(), "iid", num_clients=4, validation_fraction=0.5)
+    monkeypatch.setattr(memmap, "MOST_ROWS", 11)
     with pytest.raises(ValueError, match=r"^folder = "):
         write_folder(tmp_path, made_up([1, 2]))
+    with pytest.raises(ValueError, match=r"^data.validation_size = 'given': must be left out: a folder keeps no"):
+        write_folder(tmp_path / "f", validated)
+    with pytest.raises(ValueError, match=r"^chunks = '12 examples or more': must be at most 11"):
+        write_clients(tmp_path / "f", stream(), **TESTS)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
@@ -175,11 +162,20 @@ def my_decode(x):
     return x * 2
 
 
-def test_a_decoder_of_ones_own_is_given_again(tmp_path):
+def test_a_decoder_of_ones_own_is_given_again_and_altered_values_are_found_when_asked_for(tmp_path):
     folder = write_folder(tmp_path / "own", made_up([2, 3])._replace(decode=my_decode))
     with pytest.raises(ValueError, match="decode = None"):
         open_folder(folder)
     assert open_folder(folder, decode=my_decode).decode is my_decode
+    folder = write_folder(tmp_path / "d", made_up([2, 3]))
+    (folder / "metadata.json").write_bytes("\ufeff".encode() + (folder / "metadata.json").read_bytes())
+    same_clients(open_folder(folder), made_up([2, 3]))  # a byte order mark does not matter
+    content = bytearray((folder / "x.npy").read_bytes())
+    content[-1] ^= 1
+    (folder / "x.npy").write_bytes(content)
+    open_folder(folder)
+    with pytest.raises(ValueError, match="x = 'other contents"):
+        open_folder(folder, verify=True)
 
 
 def altered(folder, change):
@@ -196,50 +192,32 @@ def overwrite(file, array):
     file.write_bytes(file.read_bytes()[:length].ljust(length))
 
 
-DAMAGE = {
-    "cut short": (lambda f: (f / "x.npy").write_bytes((f / "x.npy").read_bytes()[:-1]), "x.npy.* = .*bytes"),
-    "something behind": (lambda f: (f / "y.npy").write_bytes((f / "y.npy").read_bytes() + b"0"), "y.npy.* = .*bytes"),
-    "missing": (lambda f: (f / "size.npy").unlink(), "size.npy.* = None"),
-    "no metadata": (lambda f: (f / "metadata.json").unlink(), "metadata.json"),
-    "half the metadata": (lambda f: (f / "metadata.json").write_text('{"format": '), "metadata.json"),
-    "a list": (lambda f: (f / "metadata.json").write_text("[]"), "format = None"),
-    "foreign": (lambda f: altered(f, lambda m: m.update(format="other")), "format = 'other'"),
-    "from the future": (lambda f: altered(f, lambda m: m.update(version=99)), "version = 99"),
-    "no name": (lambda f: altered(f, lambda m: m.pop("name")), "name"),
-    "no files": (lambda f: altered(f, lambda m: m.pop("files")), "files"),
-    "an odd file": (lambda f: altered(f, lambda m: m["files"].update({"../x": m["files"]["x"]})), "files"),
-    "no hash": (lambda f: altered(f, lambda m: m["files"]["x"].pop("sha256")), "files"),
-    "other type": (lambda f: overwrite(f / "y.npy", np.zeros(5, np.float32)), "float32"),
-    "no array": (lambda f: (f / "y.npy").write_bytes(b"x" * (f / "y.npy").stat().st_size), "NumPy file"),
-    "pickled": (lambda f: overwrite(f / "y.npy", np.array([None] * 3, object)), "NumPy file"),
-    "other sizes": (lambda f: overwrite(f / "size.npy", np.array([2, 4], np.int32)), "size = "),
-}
+def opened(folder, spoil):
+    open_folder(write_folder(folder / "d", made_up([2, 3])))
+    spoil(folder / "d")
+    return open_folder(folder / "d")
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_folder_is_refused(tmp_path, damage):
-    folder = write_folder(tmp_path / "d", made_up([2, 3]))
-    open_folder(folder)
-    spoil, message = DAMAGE[damage]
-    spoil(folder)
-    with pytest.raises(ValueError, match=message):
-        open_folder(folder)
-
-
-def test_metadata_with_a_byte_order_mark_are_read(tmp_path):
-    file = write_folder(tmp_path / "d", made_up([2, 3])) / "metadata.json"
-    file.write_bytes("\ufeff".encode() + file.read_bytes())
-    same_clients(open_folder(tmp_path / "d"), made_up([2, 3]))
-
-
-def test_altered_values_are_found_when_asked_for(tmp_path):
-    folder = write_folder(tmp_path / "d", made_up([2, 3]))
-    content = bytearray((folder / "x.npy").read_bytes())
-    content[-1] ^= 1
-    (folder / "x.npy").write_bytes(content)
-    open_folder(folder)
-    with pytest.raises(ValueError, match="x = 'other contents"):
-        open_folder(folder, verify=True)
+test_a_damaged_folder_is_refused = refusals(
+    (lambda f: (f / "x.npy").write_bytes((f / "x.npy").read_bytes()[:-1]), "x.npy.* = .*bytes"),
+    (lambda f: (f / "y.npy").write_bytes((f / "y.npy").read_bytes() + b"0"), "y.npy.* = .*bytes"),
+    (lambda f: (f / "size.npy").unlink(), "size.npy.* = None"),
+    (lambda f: (f / "metadata.json").unlink(), "metadata.json"),
+    (lambda f: (f / "metadata.json").write_text('{"format": '), "metadata.json"),
+    (lambda f: (f / "metadata.json").write_text("[]"), "format = None"),
+    (lambda f: altered(f, lambda m: m.update(format="other")), "format = 'other'"),
+    (lambda f: altered(f, lambda m: m.update(version=99)), "version = 99"),
+    (lambda f: altered(f, lambda m: m.pop("name")), "name"),
+    (lambda f: altered(f, lambda m: m.pop("files")), "files"),
+    (lambda f: altered(f, lambda m: m["files"].update({"../x": m["files"]["x"]})), "files"),
+    (lambda f: altered(f, lambda m: m["files"]["x"].pop("sha256")), "files"),
+    (lambda f: overwrite(f / "y.npy", np.zeros(5, np.float32)), "float32"),
+    (lambda f: (f / "y.npy").write_bytes(b"x" * (f / "y.npy").stat().st_size), "NumPy file"),
+    (lambda f: overwrite(f / "y.npy", np.array([None] * 3, object)), "NumPy file"),
+    (lambda f: overwrite(f / "size.npy", np.array([2, 4], np.int32)), "size = "),
+    by=opened,
+    folder=True,
+)
 
 
 def test_a_folder_by_its_spec(tmp_path):
@@ -250,10 +228,8 @@ def test_a_folder_by_its_spec(tmp_path):
     fewer = federate(spec, num_clients=4)
     assert fewer.size.tolist() == full.size[:4].tolist()
     for client in range(4):
-        np.testing.assert_array_equal(
-            fewer.test_order[fewer.test_offset[client] :][: fewer.test_size[client]],
-            full.test_order[full.test_offset[client] :][: full.test_size[client]],
-        )
+        rows = (one.test_order[one.test_offset[client] :][: one.test_size[client]] for one in (fewer, full))
+        np.testing.assert_array_equal(*rows)
     assert len(fewer.test_order) == fewer.test_size.sum()
     with pytest.raises(ValueError, match=r"^num_clients = 7: must be a whole number from 1 to 6"):
         federate(spec, num_clients=7)
@@ -280,16 +256,11 @@ def test_packed_clients_are_the_clients(sizes, data):
         assert covered.max(initial=0) <= 1 and not x[covered == 0].any() and not y[covered == 0].any()
 
 
-@pytest.mark.parametrize(
-    ("clients", "rows", "message"),
-    [
-        ([0, 1], 6, "^rows = 6: must be from 7"),
-        ([0, 1], 2**31, "^rows = 2147483648"),
-        ([2], 9, "^clients = "),
-        ([-1], 9, "^clients = "),
-        ([0.0], 9, "^clients = "),
-    ],
+test_what_cannot_be_packed = refusals(
+    ([0, 1], 6, "^rows = 6: must be from 7"),
+    ([0, 1], 2**31, "^rows = 2147483648"),
+    ([2], 9, "^clients = "),
+    ([-1], 9, "^clients = "),
+    ([0.0], 9, "^clients = "),
+    by=lambda clients, rows: pack(made_up([2, 5]), np.array(clients), rows),
 )
-def test_what_cannot_be_packed(clients, rows, message):
-    with pytest.raises(ValueError, match=message):
-        pack(made_up([2, 5]), np.array(clients), rows)

