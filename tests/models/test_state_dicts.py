@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from collections import OrderedDict
 
 import jax
 import jax.numpy as jnp
@@ -93,10 +94,8 @@ def drawn(spec, shape, classes=5):
     return model, params, rng.normal(size=(BATCH, *shape)).astype(np.float32)
 
 
-# --- PyTorch's layers in NumPy: images [B, C, H, W], weights [out, in, ...] --------------------------
-
-
 def conv2d(x, state, name, padding=0):
+    """As a layer of PyTorch, like the two below: images [B, C, H, W], weights [out, in, ...]."""
     weight = state[f"{name}.weight"].astype(np.float64)
     x = np.pad(x, ((0, 0), (0, 0), (padding, padding), (padding, padding)))
     windows = np.lib.stride_tricks.sliding_window_view(x, weight.shape[2:], axis=(2, 3))  # [B, in, H, W, kh, kw]
@@ -112,16 +111,12 @@ def linear(x, state, name):
     return x @ state[f"{name}.weight"].astype(np.float64).T + state[f"{name}.bias"]
 
 
-def relu(x):
-    return np.maximum(x, 0)
-
-
 def lenet5(x, state):
-    x = max_pool2d(relu(conv2d(x, state, "conv1", padding=2)))
-    x = max_pool2d(relu(conv2d(x, state, "conv2")))
+    x = max_pool2d(np.maximum(conv2d(x, state, "conv1", padding=2), 0))
+    x = max_pool2d(np.maximum(conv2d(x, state, "conv2"), 0))
     x = x.reshape(len(x), -1)  # channels first
     for name in ("fc1", "fc2"):
-        x = relu(linear(x, state, name))
+        x = np.maximum(linear(x, state, name), 0)
     return linear(x, state, "output")
 
 
@@ -141,41 +136,17 @@ def test_dense_layers_of_images_see_channels_first():
     model, params, x = drawn("mlp:hidden=4", (3, 2, 3))
     state = to_torch(params, flattened=flattened(model, (3, 2, 3)), modules={"fc1": "net.0", "output": "net.2"})
     assert sorted(state) == ["net.0.bias", "net.0.weight", "net.2.bias", "net.2.weight"]
-    hidden = relu(linear(x.transpose(0, 3, 1, 2).reshape(BATCH, -1), state, "net.0"))
+    hidden = np.maximum(linear(x.transpose(0, 3, 1, 2).reshape(BATCH, -1), state, "net.0"), 0)
     np.testing.assert_allclose(linear(hidden, state, "net.2"), model.apply(params, x), rtol=1e-5)
 
 
-def test_embedded_positions_are_in_pytorchs_order_and_maps_of_convolutions_are_not():
-    tokens = models.from_flax(Tokens(), input_shape=(5,))
-    assert flattened(tokens, (5,)) == {}
-    assert flattened(models.from_flax(Images(), input_shape=(3, 3, 2)), (3, 3, 2)) == {"head": 4}
+def order_of(module, *shape):
+    return flattened(models.from_flax(module, input_shape=shape), shape)
 
 
-def test_means_and_maxima_over_the_positions_are_no_flattened_map():
-    assert flattened(models.from_flax(Pooled(), input_shape=(4, 2, 2)), (4, 2, 2)) == {}
-    with pytest.raises(ValueError, match=r"^input of head = 'a flattened map and its means': must be a flattened map"):
-        flattened(models.from_flax(Pooled(whole=True), input_shape=(4, 2, 2)), (4, 2, 2))
-
-
-@pytest.mark.parametrize(
-    ("late", "layer"),
-    [
-        (nn.MultiHeadDotProductAttention(2), r"late/query = 'DenseGeneral'"),
-        (nn.ConvTranspose(4, (2, 2)), r"late = 'ConvTranspose'"),
-    ],
-)
-def test_kernels_that_pytorch_lays_out_otherwise_are_refused(late, layer):
-    model = models.from_flax(Images(late), input_shape=(3, 3, 2))
-    with pytest.raises(ValueError, match=rf"^layer {layer}: must be a convolution, as its kernel is \["):
-        flattened(model, (3, 3, 2))
-
-
-def test_params_of_attention_are_refused():
-    params = {"attention": {"query": {"kernel": np.zeros((8, 2, 4)), "bias": np.zeros((2, 4))}}}
-    for convert in (to_torch, functools.partial(from_torch, {})):
-        with pytest.raises(ValueError, match=r"^shape of attention/query/bias = \[2, 4\]: must be \[outputs\] beside"):
-            convert(params)
-    assert not has_torch_names(arrays_of(params), params)  # files of our names are read as before
+def test_maps_of_convolutions_are_not_in_pytorchs_order_and_positions_means_and_maxima_are():
+    assert order_of(Tokens(), 5) == order_of(Pooled(), 4, 2, 2) == {}
+    assert order_of(Images(), 3, 3, 2) == {"head": 4}
 
 
 @pytest.mark.slow_cases("vgg11:width=0.05-shape0")
@@ -212,16 +183,40 @@ def test_statistics_have_pytorchs_names():
     assert state["conv2.norm.weight"].shape == (4,)
 
 
-def test_what_does_not_fit_is_named():
-    _, params, _ = drawn("mlp:hidden=4", (3, 2, 3))
-    state = to_torch(params)
-    lacking = {name: array for name, array in state.items() if name != "fc1.bias"}
-    with pytest.raises(ValueError, match=r"^shape of fc1\.bias in state = None: must be \(4,\), as the model has it"):
-        from_torch(lacking, params)
-    with pytest.raises(ValueError, match=r"^shape of more in w\.pt = \(2,\): must be none"):
-        from_torch(state | {"more": np.zeros(2)}, params, source="w.pt")
-    with pytest.raises(ValueError, match=r"^shape of fc1\.weight in state = \(18, 4\): must be \(4, 18\)"):
-        from_torch(state | {"fc1.weight": state["fc1.weight"].T}, params)
+PARAMS = {"conv1": {"kernel": np.zeros((2, 2, 3, 4))}, **drawn("mlp:hidden=4", (3, 2, 3))[1]}
+DENSE = {name: layer for name, layer in PARAMS.items() if name != "conv1"}
+ATTENTION = {"attention": {"query": {"kernel": np.zeros((8, 2, 4)), "bias": np.zeros((2, 4))}}}
+BESIDE = "shape of attention/query/bias = [2, 4]: must be [outputs] beside"
+NO_CONV, NO_MAP = (
+    "must be a convolution, as its kernel is [",
+    "'a flattened map and its means': must be a flattened map",
+)
+
+
+ATTENDING = nn.MultiHeadDotProductAttention(2)
+
+
+def changed(name, array, **options):
+    """Params of a state with one array replaced, or without it."""
+    state = {key: value for key, value in (to_torch(DENSE) | {name: array}).items() if value is not None}
+    return from_torch(state, DENSE, **options)
+
+
+def test_params_of_attention_have_no_names_of_pytorch():
+    assert not has_torch_names(arrays_of(ATTENTION), ATTENTION)  # files of our names are read as before
+
+
+test_what_does_not_fit_is_named = refusals(
+    (lambda: changed("fc1.bias", None), "shape of fc1.bias in state = None: must be (4,), as the model has it"),
+    (lambda: changed("more", np.zeros(2), source="w.pt"), "shape of more in w.pt = (2,): must be none"),
+    (lambda: changed("fc1.weight", np.zeros((18, 4))), "shape of fc1.weight in state = (18, 4): must be (4, 18)"),
+    (lambda: to_torch(ATTENTION), BESIDE),
+    (lambda: from_torch({}, ATTENTION), BESIDE),
+    (lambda: order_of(Pooled(whole=True), 4, 2, 2), f"input of head = {NO_MAP}"),
+    (lambda: order_of(Images(ATTENDING), 3, 3, 2), f"layer late/query = 'DenseGeneral': {NO_CONV}"),
+    (lambda: order_of(Images(nn.ConvTranspose(4, (2, 2))), 3, 3, 2), f"layer late = 'ConvTranspose': {NO_CONV}"),
+    begins=True,
+)
 
 
 test_options_that_do_not_fit_are_named = refusals(
@@ -233,29 +228,59 @@ test_options_that_do_not_fit_are_named = refusals(
     ({"flattened": {"fc1": "3"}}, r"^flattened\['fc1'\] = '3': must be a whole number >= 1"),
     ({"flattened": {"fc1": 3.0}}, r"^flattened\['fc1'\] = 3\.0: must be a whole number >= 1"),
     ({"flattened": {"fc1": 4}}, r"^flattened\['fc1'\] = 4: must be a divisor of the 18 inputs"),
-    by=lambda options: to_torch(
-        {"conv1": {"kernel": np.zeros((2, 2, 3, 4))}, **drawn("mlp:hidden=4", (3, 2, 3))[1]}, **options
-    ),
+    by=lambda options: to_torch(PARAMS, **options),
 )
+
+
+# Networks of the package as a user of PyTorch would write them: "conv1/4/2" has stride 4 and padding 2, "pool/3" pools
+# 3 by 3 at stride 2. A layer of VGG is a convolution and its normalisation, under our names.
+VGG = "conv1 pool/2 conv2 pool/2 conv3 conv4 pool/2 conv5 conv6 pool/2 conv7 conv8 pool/2 flatten "
+NETWORKS = {
+    "cnn": "conv1 relu conv2 relu pool/2 flatten fc1 relu dropout output",
+    "alexnet:width=0.2,variant=full": (
+        "conv1/4/2 relu pool/3 conv2/1/2 relu pool/3 conv3/1/1 relu conv4/1/1 relu conv5/1/1 relu flatten "
+        "dropout fc1 relu dropout fc2 relu output"
+    ),
+    "vgg11:width=0.1": VGG + "output",
+    "vgg11:width=0.1,variant=full": VGG + "fc1 relu dropout fc2 relu dropout output",
+}
+
+
+def in_torch(spec, params):
+    """The network, and the name of each layer's module."""
+    from torch import nn
+
+    params, layers, names = params.get("params", params), [], {}
+    plain = {"relu": nn.ReLU, "flatten": nn.Flatten, "dropout": nn.Dropout}
+    for word in NETWORKS[spec].split():
+        name, *numbers = word.split("/")
+        if name in params:
+            names[name], layer = str(len(layers)), params[name]
+            size = layer.get("conv", layer)["kernel"].shape
+            if len(size) == 2:
+                layers.append(nn.Linear(*size))
+            else:
+                stride, padding = map(int, numbers or (1, "norm" in layer))
+                conv = nn.Conv2d(*size[2:], size[:2], stride, padding)
+                normed = OrderedDict(conv=conv, norm=nn.BatchNorm2d(size[3]), relu=nn.ReLU())
+                layers.append(nn.Sequential(normed) if "norm" in layer else conv)
+        else:
+            layers.append(plain[name]() if name in plain else nn.MaxPool2d(int(numbers[0]), 2))
+    return nn.Sequential(*layers), names
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "spec",
-    ["cnn", "alexnet:width=0.2,variant=full", "vgg11:width=0.1", "vgg11:width=0.1,variant=full"],
-)
+@pytest.mark.parametrize("spec", NETWORKS)
 def test_pytorch_has_the_same_outputs(spec, tmp_path):
     """The same networks written with ``torch.nn``, loaded from a safetensors file, and the conversion back."""
     assert importlib.util.find_spec("torch") is not None, INSTALL
     import torch
 
-    from tests.models.in_torch import NETWORKS
-
     shape = (32, 32, 3)
     model, params, x = drawn(spec, shape)
-    net = NETWORKS[spec.partition(":")[0]](params)
-    state = to_torch(params, flattened=flattened(model, shape), modules=net.names)
-    models.write_arrays(tmp_path / "w.safetensors", state, torch=True)
+    net, names = in_torch(spec, params)
+    options = {"flattened": flattened(model, shape), "modules": names}
+    models.write_arrays(tmp_path / "w.safetensors", to_torch(params, **options), torch=True)
     read = models.read_arrays(tmp_path / "w.safetensors")
     net.load_state_dict({name: torch.from_numpy(np.array(array)) for name, array in read.items()}, strict=True)
     net.eval()
@@ -263,7 +288,6 @@ def test_pytorch_has_the_same_outputs(spec, tmp_path):
         found = net(torch.from_numpy(x.transpose(0, 3, 1, 2).copy())).numpy()
     np.testing.assert_allclose(found, model.apply(params, x), rtol=1e-3, atol=1e-5)
     torch.save(net.state_dict(), tmp_path / "w.pt")
-    options = {"flattened": flattened(model, shape), "modules": net.names}
     back = from_torch(models.read_arrays(tmp_path / "w.pt"), params, **options)
     jax.tree.map(np.testing.assert_array_equal, back, params)
 
@@ -282,8 +306,6 @@ def test_a_file_of_torch_that_asks_for_code_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"^checkpoint\.pt = 'dict': must be tensors by name: torch\.save"):
         models.read_arrays(tmp_path / "checkpoint.pt")
 
-
-# --- files of weights: written and read here and by the safetensors library ----------------------------
 
 ARRAYS = {
     "conv/kernel": np.arange(12, dtype=np.float32).reshape(3, 4),
@@ -308,24 +330,23 @@ def test_what_is_written_is_read(tmp_path, ending):
     assert ending == "npz" or again.read_bytes() == path.read_bytes()
 
 
+def written(folder, content, name="m.safetensors"):
+    (folder / name).write_bytes(content)
+    return folder / name
+
+
 def test_the_library_of_safetensors_reads_ours_and_we_read_its(tmp_path):
     content = safetensors_bytes(ARRAYS, {"format": "pt"})
-    for found in (safetensors.numpy.load(content), dict(models.read_safetensors(_file(tmp_path, content)))):
+    for found in (safetensors.numpy.load(content), dict(models.read_safetensors(written(tmp_path, content)))):
         assert set(found) == set(ARRAYS)
         for name, array in ARRAYS.items():
             np.testing.assert_array_equal(found[name], array)
             assert found[name].dtype == array.dtype
-    theirs = models.read_safetensors(_file(tmp_path, safetensors.numpy.save(ARRAYS)))
+    theirs = models.read_safetensors(written(tmp_path, safetensors.numpy.save(ARRAYS)))
     for name, array in ARRAYS.items():
         np.testing.assert_array_equal(theirs[name], array)
-    with safetensors.safe_open(_file(tmp_path, content), "numpy") as opened:
+    with safetensors.safe_open(written(tmp_path, content), "numpy") as opened:
         assert opened.metadata() == {"format": "pt"}
-
-
-def _file(folder, content, name="m.safetensors"):
-    path = folder / name
-    path.write_bytes(content)
-    return path
 
 
 test_what_cannot_be_used_is_named = refusals(
@@ -336,9 +357,9 @@ test_what_cannot_be_used_is_named = refusals(
         lambda folder: write_arrays(folder / "w.safetensors", {"x": np.zeros(2, np.complex64)}),
         r"^array x = 'complex64': must be F64, ",
     ),
-    (lambda folder: read_arrays(_file(folder, b"PK", "o.npz")), r"^o\.npz = a damaged file: must be an \.npz arch"),
+    (lambda folder: read_arrays(written(folder, b"PK", "o.npz")), r"^o\.npz = a damaged file: must be an \.npz arch"),
     (
-        lambda folder: models.read_safetensors(_file(folder, (100_000).to_bytes(8, "little") + b"[" * 100_000)),
+        lambda folder: models.read_safetensors(written(folder, (100_000).to_bytes(8, "little") + b"[" * 100_000)),
         r"^m\.safetensors = a header of 100000 bytes: must be JSON",
     ),
     (

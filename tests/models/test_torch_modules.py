@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import warnings
 
 import jax
@@ -23,6 +24,8 @@ from fedjax_async.models import from_flax, from_torch, from_torch_module, in_dty
 from fedjax_async.types import ClientData, Message
 from tests.local import textbook
 from tests.models import torch_networks as networks
+from tests.refusals import refusals
+from tests.told import refusal
 
 KEY, BATCH, LR = jax.random.key(3), 8, 0.1
 # network -> shape of an example as PyTorch has it, and as rows are here
@@ -131,12 +134,6 @@ def test_statistics_are_those_of_float32_whatever_it_computes_in():
     np.testing.assert_allclose(found["running_var"], exact.var(0, ddof=1), rtol=1e-4)
 
 
-def test_rows_that_an_embedding_lacks_are_not_others():
-    model = from_torch_module(nn.Sequential(nn.Embedding(4, 2), nn.Flatten(), nn.Linear(2, 3)))
-    out = model.apply(model.init(KEY), jnp.array([[3], [4], [-1]]))
-    assert np.isfinite(out).all(axis=1).tolist() == [True, False, False]
-
-
 def test_dropout_follows_the_key_and_is_off_without_one():
     model = from_torch_module(nn.Sequential(nn.Linear(4, 4, bias=False), nn.Dropout(0.25), nn.Identity()))
     params, x = {"0": {"weight": jnp.eye(4)}}, jnp.ones((500, 4))
@@ -147,10 +144,12 @@ def test_dropout_follows_the_key_and_is_off_without_one():
     np.testing.assert_array_equal(model.apply(params, x), x)
 
 
-def test_what_is_not_trained_is_a_constant_and_shared_weights_are_one():
-    params = from_torch_module(made("Text")).init(KEY)
+def test_embeddings_lack_rows_frozen_weights_are_constants_and_shared_weights_are_one():
+    model = from_torch_module(nn.Sequential(nn.Embedding(4, 2), nn.Flatten(), nn.Linear(2, 3)))
+    out = model.apply(model.init(KEY), jnp.array([[3], [4], [-1]]))
+    assert np.isfinite(out).all(axis=1).tolist() == [True, False, False], "rows that it lacks are not others"
+    params, shared = (from_torch_module(made(name)).init(KEY) for name in ("Text", "Tied"))
     assert set(params) == {"embedding", "encoder", "output"} and set(params["output"]) == {"bias"}
-    shared = from_torch_module(made("Tied")).init(KEY)
     assert set(shared["first"]) == {"weight", "bias"} and set(shared["second"]) == {"bias"}
 
 
@@ -158,6 +157,7 @@ WORLD = {
     "dataset": "fashion_mnist_6k", "method": "fedasync", "partition": "iid", "clients": 4, "updates": 12, "steps": 20,
     "lr": 0.1, "eval_examples": 500, "compute": "float64",
 }  # fmt: skip
+SMALL = {"method": "asgd", "dataset": "synthetic:features=6", "clients": 3, "updates": 3}
 quietly = pytest.mark.filterwarnings("ignore:model. a torch module starts:UserWarning")
 
 
@@ -187,11 +187,10 @@ def test_a_class_starts_each_seed_from_other_weights_and_a_module_says_that_it_d
         def __init__(self, width=4):
             super().__init__(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, 10))
 
-    world = {"method": "asgd", "dataset": "synthetic:features=6", "clients": 3, "updates": 3}
     before = torch.random.get_rng_state()
     with warnings.catch_warnings():
         warnings.simplefilter("error", RunWarning)
-        runs = [simulate(model=model, seed=seed, **world).params for model, seed in (
+        runs = [simulate(model=model, seed=seed, **SMALL).params for model, seed in (
             (Net, 0), (Net, 1), (Net, 0), (from_torch_module(lambda: Net(4)), 0))]  # fmt: skip
     assert torch.equal(before, torch.random.get_rng_state())
     first, second, again, by_hand = (run["0"]["weight"] for run in runs)
@@ -199,16 +198,16 @@ def test_a_class_starts_each_seed_from_other_weights_and_a_module_says_that_it_d
     np.testing.assert_array_equal(first, again)
     np.testing.assert_array_equal(first, by_hand)
     with pytest.warns(RunWarning, match=r"a torch module starts .* models.from_torch_module\(lambda: Net\(\)\)"):
-        simulate(model=Net(), **world)
+        simulate(model=Net(), **SMALL)
     with pytest.raises(ValueError, match=r"model = 'a function': .*of PyTorch, models\.from_torch_module\(f\)"):
-        simulate(model=lambda: Net(4), **world)
+        simulate(model=lambda: Net(4), **SMALL)
 
 
 @quietly
 @pytest.mark.parametrize("options", [{"compute": "bfloat16"}, {"remat": True}, {"personal": "4/*"}])
 def test_settings_of_models_take_it(options):
-    world = {"method": "asgd", "dataset": "synthetic:features=6", "clients": 3, "updates": 6, "batch_size": 16}
-    run = simulate(model=made("MLP", features=6, classes=10, rate=0.1), partition="iid", **world, **options)
+    net = made("MLP", features=6, classes=10, rate=0.1)
+    run = simulate(model=net, partition="iid", batch_size=16, **SMALL | {"updates": 6}, **options)
     assert np.isfinite(run.evaluations["loss"]).all()
 
 
@@ -266,7 +265,13 @@ def shown_in_place(x):
     return x
 
 
-@pytest.mark.parametrize(("net", "message"), [
+def traced(net):
+    """The shapes of the outputs for three examples of four numbers."""
+    model = from_torch_module(net)
+    return jax.eval_shape(model.apply, model.init(KEY), jax.ShapeDtypeStruct((3, 4), jnp.float32), KEY)
+
+
+test_what_has_no_counterpart_is_refused_by_name = refusals(
     (nn.Sequential(nn.Unflatten(1, (2, 2)), nn.GRU(2, 3, batch_first=True)), r"module = 'aten.gru.input in 1 \(GRU\)'"),
     (Function(torch.cumprod), "module = Function: must be a module that torch.export takes, .* TypeError"),
     (Function(lambda x: torch.cumprod(x, 1)), r"operation of module = 'aten.cumprod.default in forward \(Function\)'"),
@@ -281,32 +286,18 @@ def shown_in_place(x):
     (Function(nn.BatchNorm1d(4, momentum=None)), "momentum of function = None: must be a number"),
     (Function(torch.relu, nn.Linear(5, 4)), r"inputs of the shape \(B, 4\); it raised RuntimeError: "),
     (nn.ReLU(), "module = 'ReLU': must be a module with parameters that are trained"),
-])  # fmt: skip
-def test_what_has_no_counterpart_is_refused_by_name(net, message):
-    with pytest.raises(ValueError, match=message) as error:
-        model = from_torch_module(net)
-        jax.eval_shape(model.apply, model.init(KEY), jax.ShapeDtypeStruct((3, 4), jnp.float32), KEY)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(("module", "options", "message"), [
-    (lambda: 3, {}, "module = 'int': must be a torch.nn.Module, or a factory"),
-    (3, {}, "module = 'int': must be a torch.nn.Module, or a factory"),
-    (nn.Linear(2, 2), {"loss": nn.CrossEntropyLoss()}, "loss = 'CrossEntropyLoss': must be a function of JAX"),
-])  # fmt: skip
-def test_other_objects_are_refused(module, options, message):
-    with pytest.raises(ValueError, match=message):
-        from_torch_module(module, **options)
+    (lambda: 3, "module = 'int': must be a torch.nn.Module, or a factory"),
+    (3, "module = 'int': must be a torch.nn.Module, or a factory"),
+    by=traced,
+)
 
 
 @quietly
-def test_wrong_inputs_in_a_run_are_one_line():
-    world = {"method": "asgd", "dataset": "synthetic:features=6", "clients": 3, "updates": 3}
-    with pytest.raises(
-        ValueError, match=r"for inputs of the shape \(B, 6\); it raised RuntimeError: a and b must"
-    ) as error:
-        simulate(model=nn.Linear(5, 10), **world)
-    assert "\n" not in str(error.value)
+def test_a_loss_of_torch_and_wrong_inputs_in_a_run_are_one_line():
+    said = refusal(from_torch_module, nn.Linear(2, 2), loss=nn.CrossEntropyLoss())
+    assert "loss = 'CrossEntropyLoss': must be a function of JAX" in said
+    said = refusal(simulate, model=nn.Linear(5, 10), **SMALL)
+    assert re.search(r"for inputs of the shape \(B, 6\); it raised RuntimeError: a and b must", said)
 
 
 def test_images_are_turned_only_where_the_first_layer_takes_channels_first():

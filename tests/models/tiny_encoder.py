@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 import numpy as np
+import safetensors.numpy
 
 LAYERS, WIDTH, HEADS, INNER, VOCABULARY, POSITIONS = 2, 8, 2, 12, 30, 16
 
@@ -58,22 +59,11 @@ def tensors(kind: str, seed: int = 0) -> dict[str, np.ndarray]:
     return {name: rng.normal(0, 0.5, shape).astype(np.float32) for name, shape in sizes.items()}
 
 
-def file_bytes(arrays: dict[str, np.ndarray], codes: dict[str, str] | None = None) -> bytes:
-    """A safetensors file, written by hand."""
-    codes = {"float32": "F32", "float16": "F16", "int64": "I64", "float64": "F64"} | (codes or {})
-    header, at = {"__metadata__": {"format": "pt"}}, 0
-    for name, array in arrays.items():
-        header[name] = {"dtype": codes[array.dtype.name], "shape": array.shape, "data_offsets": [at, at + array.nbytes]}
-        at += array.nbytes
-    text = json.dumps(header).encode()
-    return len(text).to_bytes(8, "little") + text + b"".join(array.tobytes() for array in arrays.values())
-
-
 def write_checkpoint(folder: Path, kind: str, arrays: dict[str, np.ndarray] | None = None, **config: object) -> Path:
     """The two files of a checkpoint."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(CONFIGS[kind] | config))
-    (folder / "model.safetensors").write_bytes(file_bytes(tensors(kind) if arrays is None else arrays))
+    safetensors.numpy.save_file(tensors(kind) if arrays is None else arrays, folder / "model.safetensors")
     return folder
 
 
