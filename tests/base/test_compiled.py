@@ -22,54 +22,43 @@ from tests.bare_user import a_bare_user
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-def test_an_entry_comes_back(tmp_path):
-    entries = Entries(tmp_path, "here")
-    assert entries.get("key") is None
-    entries.put("key", b"program")
-    entries.put("key", b"another")
-    assert entries.get("key") == b"another" and len(list(tmp_path.iterdir())) == 1
+def flipped(content, place):
+    return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
 
 
-DAMAGES = {
-    "a flipped bit": lambda content: content[:-1] + bytes([content[-1] ^ 1]),
-    "a flipped bit of the digest": lambda content: content[:30] + bytes([content[30] ^ 1]) + content[31:],
-    "cut off": lambda content: content[:-3],
-    "longer": lambda content: content + b"x",
-    "empty": lambda content: b"",
-    "another format": lambda content: b"something else",
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_a_broken_entry_counts_as_missing_and_is_replaced(damage, tmp_path):
-    entries = Entries(tmp_path, "here")
-    entries.put("key", b"program")
-    file = entries.file("key")
-    file.write_bytes(damage(file.read_bytes()))
-    assert entries.get("key") is None and not file.exists()
-    entries.put("key", b"program")
-    assert entries.get("key") == b"program"
-
-
-def test_an_entry_of_another_machine_or_key_is_not_used(tmp_path):
+def test_a_broken_or_foreign_entry_counts_as_missing_and_is_replaced(tmp_path):
     here, there = Entries(tmp_path, "here"), Entries(tmp_path, "there")
     there.put("key", b"their program")
     assert here.get("key") is None
-    os.replace(there.file("key"), here.file("key"))
-    assert here.get("key") is None
+    there.file("key").replace(here.file("key"))
+    assert here.get("key") is None and not list(tmp_path.iterdir())
+    here.put("key", b"program")
+    file = here.file("key")
+    sound = file.read_bytes()
+    for damaged in (
+        flipped(sound, len(sound) - 1), flipped(sound, 30), sound[:-3], sound + b"x", b"", b"something else"
+    ):  # fmt: skip
+        file.write_bytes(damaged)
+        assert here.get("key") is None and not file.exists()
+    for value in (b"program", b"another"):
+        here.put("key", value)
+        assert here.get("key") == value and list(tmp_path.iterdir()) == [file]
+    gone = Entries(tmp_path / "gone", "here")
+    gone.put("key", b"program")
+    assert gone.get("key") is None
 
 
 def test_the_least_recently_used_go(tmp_path):
-    entries = Entries(tmp_path, "here", limit=3000)
-    (tmp_path / f"left{UNFINISHED}").write_bytes(bytes(900))  # by a killed process
+    entries, left = Entries(tmp_path, "here", limit=3000), tmp_path / f"left{UNFINISHED}"
+    left.write_bytes(bytes(900))  # by a killed process
     (tmp_path / "notes.txt").write_bytes(bytes(10_000))  # of the user
-    for age, name in enumerate(("left", "a", "b")):
-        if name != "left":
-            entries.put(name, bytes(800))
-        os.utime(entries.file(name) if name != "left" else tmp_path / f"left{UNFINISHED}", (age, age))
+    os.utime(left, (0, 0))
+    for age, name in enumerate("ab", 1):
+        entries.put(name, bytes(800))
+        os.utime(entries.file(name), (age, age))
     assert entries.get("a")  # now the most recently used
     entries.put("c", bytes(800))
-    assert not (tmp_path / f"left{UNFINISHED}").exists()
+    assert not left.exists()
     entries.put("d", bytes(800))
     assert [name for name in "abcd" if entries.get(name)] == ["a", "c", "d"]
     entries.put("too large", bytes(3000))
@@ -94,26 +83,18 @@ def test_many_at_the_same_time(tmp_path):
     assert not list(tmp_path.glob(f"*{UNFINISHED}"))
 
 
-def test_a_folder_that_is_gone(tmp_path):
-    entries = Entries(tmp_path / "gone", "here")
-    entries.put("key", b"program")
-    assert entries.get("key") is None
-
-
 @pytest.fixture
-def no_cache_yet():
+def no_cache_yet(monkeypatch):
     """JAX in its initial state, without a cache."""
     names = ("jax_compilation_cache_dir", "jax_enable_compilation_cache", "jax_compilation_cache_max_size", MINIMUM)
     before = {name: getattr(jax.config, name) for name in names}
-    given = os.environ.pop(MINIMUM.upper(), None)
+    monkeypatch.delenv(MINIMUM.upper(), raising=False)
     for name, value in zip(names, (None, True, -1, 1.0), strict=True):
         jax.config.update(name, value)
     compilation_cache.reset_cache()
     yield
     for name, value in before.items():
         jax.config.update(name, value)
-    if given is not None:
-        os.environ[MINIMUM.upper()] = given
     compilation_cache.reset_cache()
 
 
@@ -146,12 +127,13 @@ def test_a_folder_that_cannot_be_trusted_or_written(no_cache_yet, tmp_path, monk
     (tmp_path / "open").chmod(0o777)
     refused(tmp_path / "open", "other users can write .*/open")
     (tmp_path / "closed").mkdir()
-    monkeypatch.setattr(os, "access", lambda *_: False)  # as for all users but root
-    refused(tmp_path / "closed", ".*/closed cannot be written")
-    monkeypatch.undo()
-    monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    refused(tmp_path / "closed", ".*/closed belongs to another user")
-    monkeypatch.undo()
+    for call, answer, why in (
+        ("access", False, "cannot be written"),  # as for all users but root
+        ("geteuid", 12345, "belongs to another user"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, lambda *_, answer=answer: answer)
+            refused(tmp_path / "closed", f".*/closed {why}")
     monkeypatch.delenv("FEDJAX_ASYNC_DATA", raising=False)
     for home in (None, tmp_path / "nothing"):
         a_bare_user(monkeypatch, home)
@@ -162,47 +144,34 @@ def test_a_folder_that_cannot_be_trusted_or_written(no_cache_yet, tmp_path, monk
 def compiled_again(x):
     """The result of a program that is compiled again, and whether an entry was used."""
     hits = []
-
-    def listen(event, **_):
-        if event == "/jax/compilation_cache/cache_hits":
-            hits.append(event)
-
+    listen = lambda event, **_: hits.append(event) if event == "/jax/compilation_cache/cache_hits" else None  # noqa: E731
     jax.monitoring.register_event_listener(listen)
     out = np.asarray(jax.jit(lambda x: jnp.tanh(x @ x.T).sum(0) * 0.3)(x))
     jax.monitoring.unregister_event_listener(listen)
-    return out, bool(hits)
+    return out.tolist(), bool(hits)
 
 
 def test_a_program_is_taken_from_the_folder(no_cache_yet, tmp_path, recwarn):
     """With the same result, also if entries are damaged, or are intact but useless to JAX."""
-    x = jnp.asarray(np.random.default_rng(0).normal(size=(40, 30)), jnp.float32)
+    x, folder = jnp.asarray(np.random.default_rng(0).normal(size=(40, 30)), jnp.float32), tmp_path / "new" / "folder"
     alone, _ = compiled_again(x)
-    assert keep_compiled(tmp_path / "new" / "folder") == tmp_path / "new" / "folder"
+    assert keep_compiled(folder) == folder
     assert getattr(jax.config, MINIMUM) == 0.1 and compilation_cache._cache.limit == LARGEST
     jax.config.update(MINIMUM, 0)
-    first, hit = compiled_again(x)
-    assert not hit
-    second, hit = compiled_again(x)
-    assert hit
-    assert (first == alone).all() and (second == alone).all()
-    entries = list((tmp_path / "new" / "folder").iterdir())
-    for entry in entries:
+    assert [compiled_again(x), compiled_again(x)] == [(alone, False), (alone, True)]
+    for entry in folder.iterdir():
         entry.write_bytes(entry.read_bytes()[:-5])
-    third, hit = compiled_again(x)
-    assert not hit and (third == alone).all()
-    assert compiled_again(x)[1], "broken entries were written anew"
-    entries_of_jax = compilation_cache._cache
-    keys = []
-    put, entries_of_jax.put = entries_of_jax.put, lambda key, value: (keys.append(key), put(key, b"no program"))[1]
-    for entry in (tmp_path / "new" / "folder").iterdir():
+    assert [compiled_again(x), compiled_again(x)] == [(alone, False), (alone, True)], "broken entries are written anew"
+    ours, keys = compilation_cache._cache, []
+    put, ours.put = ours.put, lambda key, value: (keys.append(key), put(key, b"no program"))[1]
+    for entry in folder.iterdir():
         entry.unlink()
     compiled_again(x)
-    entries_of_jax.put = put
-    assert keys and entries_of_jax.get(keys[0]) == b"no program"
+    ours.put = put
+    assert keys and ours.get(keys[0]) == b"no program"
     with pytest.warns(UserWarning, match="persistent compilation cache"):
-        fourth, hit = compiled_again(x)
-    assert not hit and (fourth == alone).all()
-    assert compiled_again(x)[1], "useless entries were written anew"
+        assert compiled_again(x) == (alone, False)
+    assert compiled_again(x) == (alone, True), "useless entries are written anew"
 
 
 PROGRAM = """
