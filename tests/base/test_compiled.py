@@ -175,9 +175,18 @@ def test_a_program_is_taken_from_the_folder(no_cache_yet, tmp_path, recwarn):
 
 
 PROGRAM = """
+import sys, fedjax_async
+fedjax_async.clock.DELAYS
+import fedjax_async.config, fedjax_async.engine
+assert "jax" not in sys.modules  # for a room
+fedjax_async.config.grid.expand  # a module of a room
+fedjax_async.models.is_module(3)
+assert "torch" not in sys.modules
+from fedjax_async import *
+sweep, Settings(updates=1)
+
 import jax
 from pathlib import Path
-from fedjax_async import simulate
 from fedjax_async.cli import main
 
 before = dict(jax.config.values)
@@ -188,7 +197,7 @@ assert main("run --dataset synthetic --model logistic --clients 2 --updates 2 --
 
 
 @pytest.mark.usefixtures("commands_compile_as_here")
-def test_the_command_line_keeps_programs(tmp_path):
+def test_a_fresh_process_imports_late_and_only_the_command_line_keeps_programs(tmp_path):
     """In the folder of the data sets; a run from Python keeps none."""
     environment = {name: value for name, value in os.environ.items() if "CACHE" not in name}
     environment |= {"FEDJAX_ASYNC_DATA": "home", "PYTHONPATH": str(ROOT), MINIMUM.upper(): "0"}

@@ -1,4 +1,4 @@
-"""Packages that import their public names at the first use."""
+"""Packages that import their public names at the first use (in a fresh process: ``test_compiled.py``)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import importlib
 import inspect
 import pkgutil
 import re
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -58,24 +57,6 @@ def test_public_names_are_those_imported_as_themselves_or_defined(tmp_path, monk
     for name in ("other", "third", "renamed"):
         assert not hasattr(package, name)
     assert package.Two == 2 and vars(package)["Two"] == 2
-
-
-USES = """
-import sys, fedjax_async
-fedjax_async.clock.DELAYS
-import fedjax_async.config, fedjax_async.engine
-assert "jax" not in sys.modules  # for a room
-fedjax_async.config.grid.expand  # a module of a room
-fedjax_async.models.is_module(3)
-assert "torch" not in sys.modules
-from fedjax_async import *
-simulate, sweep, Settings(updates=1)
-"""
-
-
-def test_in_a_fresh_process():
-    done = subprocess.run([sys.executable, "-c", USES], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 def test_the_version_is_that_of_the_distribution():

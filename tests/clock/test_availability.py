@@ -64,43 +64,38 @@ def test_the_draws_of_a_client_are_its_own(spec):
     assert [twice[0].interval(i, 20.0) for i in range(100)] != [twice[1].interval(i, 20.0) for i in range(100)]
 
 
-def test_a_share_of_the_clients_joins_late_and_another_leaves():
-    window = window_of("joins:share=0.1,by=100", 20_000)
-    starts = np.array([window(i, 0.0)[0] for i in range(20_000)])
-    assert abs((starts > 0).mean() - 0.1) < 4 * math.sqrt(0.09 / 20_000)
-    late = starts[starts > 0]
-    assert late.max() <= 100
-    assert abs(late.mean() - 50) < 4 * 100 / math.sqrt(12 * len(late))
-    assert {window_of("joins:share=1,at=7")(i, 0.0) for i in range(50)} == {(7.0, INF)}
-    leaving = window_of("leaves:share=0.25,by=40", 20_000)
-    ends = np.array([leaving(i, 0.0)[1] for i in range(20_000)])
-    assert abs(np.isfinite(ends).mean() - 0.25) < 4 * math.sqrt(0.1875 / 20_000)
-    gone = int(np.flatnonzero(np.isfinite(ends))[0])
-    assert leaving(gone, float(ends[gone])) == (INF, INF)
-    assert window_of("leaves:share=1,at=0")(3, 0.0) == (INF, INF)
+@pytest.mark.parametrize(("spec", "share"), [
+    ("joins:share=0.4,by=50", lambda time: 1 - 0.4 * max(0, 1 - time / 50)),
+    ("leaves:share=0.25,by=50", lambda time: 1 - 0.25 * min(1, time / 50)),
+    ("periodic:on=5,off=3", lambda time: 5 / 8),
+    ("sessions:on=5,off=3", lambda time: 5 / 8),
+])  # fmt: skip
+def test_the_share_of_the_clients_that_are_online(spec, share):
+    window = window_of(spec, 1500)
+    for time in (0.0, 12.5, 30.0, 50.0):
+        there = np.mean([window(client, time)[0] <= time for client in range(1500)])
+        assert abs(there - share(time)) <= 4 * math.sqrt(share(time) * (1 - share(time)) / 1500)
 
 
-def test_periods_have_their_lengths_and_their_phases_are_uniform():
-    window = window_of("periodic:on=5,off=3", 4000)
-    for start, end in stretches(window, 17)[1:]:
-        assert end - start == pytest.approx(5)
-    there = np.mean([window(i, 40.0)[0] <= 40.0 for i in range(4000)])
-    assert abs(there - 5 / 8) < 4 * math.sqrt(15 / 64 / 4000)
-    fixed = window_of("periodic:on=5,off=3,phase=4")
-    assert stretches(fixed, 0, 17) == [(-4, 1), (4, 9), (12, 17)]
+@pytest.mark.parametrize(("spec", "online"), [
+    ("joins:share=1,at=7", [(7, INF)]),
+    ("leaves:share=1,at=7", [(0, 7)]),
+    ("leaves:share=1,at=0", []),
+    ("periodic:on=5,off=3,phase=4", [(-4, 1), (4, 9), (12, 17)]),
+])  # fmt: skip
+def test_moments_that_are_given(spec, online):
+    for client in (0, 3, 49):
+        assert stretches(window_of(spec), client, 17) == online
 
 
 @pytest.mark.slow
-def test_sessions_have_their_means_and_their_share():
+def test_sessions_have_their_means():
     window = window_of("sessions:on=5,off=3", 2000)
     rows = [stretches(window, i, 200.0) for i in range(2000)]
     on = np.concatenate([[end - start for start, end in row[1:]] for row in rows])
     off = np.concatenate([[b[0] - a[1] for a, b in itertools.pairwise(row)] for row in rows])
     assert abs(on.mean() - 5) < 4 * 5 / math.sqrt(len(on)) + 0.1  # the last one before 200 counts as a whole
     assert abs(off.mean() - 3) < 4 * 3 / math.sqrt(len(off)) + 0.1
-    for time in (0.0, 50.0):
-        there = np.mean([window(i, time)[0] <= time for i in range(2000)])
-        assert abs(there - 5 / 8) < 4 * math.sqrt(15 / 64 / 2000)
 
 
 @given(st.data())
@@ -124,48 +119,27 @@ def test_sources_joined_are_there_when_all_are(data):
 # --- recorded traces ----------------------------------------------------------------------------
 
 
-def write(tmp_path, text):
-    path = tmp_path / "trace.csv"
-    path.write_text(text)
-    return f"csv:path={path}"
-
-
 def test_a_trace_gives_each_client_its_stretches(tmp_path):
-    spec = write(tmp_path, "client,start,end\n1,0,5\n0,2.5,4\n\n0,10,12\n1,5,6\n0,7,8\n")
-    window = window_of(spec, 2)
+    (tmp_path / "trace.csv").write_text("client,start,end\n1,0,5\n0,2.5,4\n\n0,10,12\n1,5,6\n0,7,8\n")
+    window = window_of(f"csv:path={tmp_path}/trace.csv", 2)
     assert stretches(window, 0) == [(2.5, 4), (7, 8), (10, 12)]
     assert stretches(window, 1) == [(0, 6)]  # touching intervals become one
     assert window(1, 6.0) == (INF, INF)
-    schedule = plan("every", "constant", num_clients=2, local_steps=1, until=Until(updates=99), availability=spec)
-    assert schedule.dispatch_time[schedule.client == 0].tolist() == [2.5, 3.5, 7, 10, 11]
 
 
 def test_a_trace_repeats(tmp_path):
-    spec = write(tmp_path, "client,start,end\n0,0,2\n0,6,10\n1,3,4\n2,0,10\n") + ",repeat=10"
-    window = window_of(spec, 3)
+    (tmp_path / "trace.csv").write_text("client,start,end\n0,0,2\n0,6,10\n1,3,4\n2,0,10\n")
+    window = window_of(f"csv:path={tmp_path}/trace.csv,repeat=10", 3)
     assert stretches(window, 0, 30) == [(0, 2), (6, 12), (16, 22), (26, 32)]
     assert stretches(window, 1, 24) == [(3, 4), (13, 14), (23, 24)]
     assert window(2, 25.0)[1] == INF
-    with pytest.raises(ValueError, match="line 3, column 'end': 10 must be at most repeat = 9"):
-        window_of(spec.replace("repeat=10", "repeat=9"), 3)
 
 
-def test_clients_draw_devices_from_a_deck(tmp_path):
-    spec = write(tmp_path, "device,start,end\n" + "".join(f"phone-{k},{k},{k + 1}\n" for k in range(5)))
-    window = window_of(spec, 10)
-    first = [window(i, 0.0)[0] for i in range(10)]
-    assert sorted(first[:5]) == sorted(first[5:]) == [0, 1, 2, 3, 4]
-    assert first != [window_of(spec, 10, seed=1)(i, 0.0)[0] for i in range(10)]
-
-
-@pytest.mark.parametrize(
-    ("found", "says"),
-    [
-        (Availability(lambda client, time: (0.0, 3.0)), r"interval\(0, 3.*= \(0.0, 3.0\): must be \(start, end\)"),
-        (Availability(lambda client, time: (time, math.nan)), r"interval\(0, 0\) = \(0.0, nan\): must be"),
-        (Availability(lambda client, time: (0.0, math.inf), "finsh"), "leaving = 'finsh': must be one of finish"),
-    ],
-)
+@pytest.mark.parametrize(("found", "says"), [
+    (Availability(lambda client, time: (0.0, 3.0)), r"interval\(0, 3.*= \(0.0, 3.0\): must be \(start, end\)"),
+    (Availability(lambda client, time: (time, math.nan)), r"interval\(0, 0\) = \(0.0, nan\): must be"),
+    (Availability(lambda client, time: (0.0, math.inf), "finsh"), "leaving = 'finsh': must be one of finish"),
+])  # fmt: skip
 @pytest.mark.parametrize("nodes", [False, True])
 def test_wrong_intervals_of_a_model_of_ones_own_are_refused(found, says, nodes):
     """An interval that has passed made a client online for good, and nodes search for the next one without end."""

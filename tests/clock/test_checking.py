@@ -1,27 +1,19 @@
-"""Schedules made by hand: filled where columns are left out, refused where they contradict each other."""
+"""Schedules made by hand, checked and filled in; schedules in files."""
 
+import functools
 from time import perf_counter
 
 import numpy as np
 import pytest
 
-from fedjax_async.clock import (
-    Outcome,
-    Until,
-    check_schedule,
-    concurrency,
-    fault_counts,
-    load_schedule,
-    load_schedule_csv,
-    make_schedule,
-    plan,
-    save_schedule,
-    save_schedule_csv,
-    wave_statistics,
-)
+from fedjax_async.clock import Limits, Outcome, Until, check_schedule, concurrency, fault_counts, make_schedule, plan
+from fedjax_async.clock.trace import load_schedule, load_schedule_csv, save_schedule, save_schedule_csv
+from fedjax_async.clock.waves import wave_statistics
+from fedjax_async.peers import load_peer_schedule, plan_peers, save_peer_schedule
 from fedjax_async.types import Schedule
 from tests.clock.textbook import make, same
 from tests.refusals import refusals
+from tests.told import refusal
 
 OPTIONAL = ("outcome", "freed_time", "corrupt", "copies")
 DERIVED = ("number", "version", "step", *OPTIONAL)
@@ -38,19 +30,20 @@ def bare(schedule):
     return Schedule(**{name: getattr(schedule, name) for name in Schedule._fields if name not in OPTIONAL})
 
 
-def test_what_is_left_out_is_derived():
+def test_what_is_left_out_is_derived(tmp_path):
     s = make_schedule(**COLUMNS)
-    assert s.number.tolist() == [0, 0, 1, 2]
-    assert s.version.tolist() == [0, 0, 1, 1]
-    assert s.step.tolist() == [0, 1, 1]
-    assert s.local_steps.tolist() == [5, 5, 5, 5]
-    assert s.outcome.tolist() == [Outcome.APPLIED, Outcome.APPLIED, Outcome.CALLED_OFF, Outcome.APPLIED]
-    assert s.freed_time.tolist() == [1, 2, 4, 5]
-    assert not s.corrupt.any()
-    assert not s.copies.any()
+    derived = {
+        "number": [0, 0, 1, 2], "version": [0, 0, 1, 1], "step": [0, 1, 1], "local_steps": [5] * 4,
+        "outcome": [Outcome.APPLIED, Outcome.APPLIED, Outcome.CALLED_OFF, Outcome.APPLIED],
+        "freed_time": [1, 2, 4, 5], "corrupt": [0] * 4, "copies": [0] * 4,
+    }  # fmt: skip
+    assert {name: getattr(s, name).tolist() for name in derived} == derived
     planned = plan("every", "constant", num_clients=2, local_steps=1, until=Until(updates=3))
     assert [np.asarray(c).dtype for c in s] == [np.asarray(c).dtype for c in planned]
     same(check_schedule(bare(s)), s)
+    for save, load, name in WAYS:
+        save(tmp_path / name, bare(s))
+        same(load(tmp_path / name), s)
     same(make_schedule(**COLUMNS, outcome=s.outcome.tolist(), corrupt=[0, 0, 0, 0], number=s.number), s)
 
 
@@ -60,12 +53,6 @@ def test_a_reliable_plan_is_made_again_from_its_columns(timing):
     fields = {name: value for name, value in s._asdict().items() if name not in (*DERIVED, "exhausted")}
     same(make_schedule(**fields), s)
     assert check_schedule(s) == s  # the very same arrays
-
-
-@pytest.mark.parametrize(("save", "load"), [(save_schedule, load_schedule), (save_schedule_csv, load_schedule_csv)])
-def test_a_schedule_made_by_hand_is_saved_whole(tmp_path, save, load):
-    save(tmp_path / "trace", bare(make_schedule(**COLUMNS)))
-    same(load(tmp_path / "trace"), make_schedule(**COLUMNS))
 
 
 def test_a_schedule_made_by_hand_has_statistics():
@@ -138,3 +125,108 @@ def test_a_million_jobs_are_checked_well_within_a_second():
         begin = perf_counter()
         check_schedule(one)
         assert perf_counter() - begin < 3  # a busy machine; about 0.2 s alone
+
+
+# --- files --------------------------------------------------------------------------------------
+
+WAYS = [(save_schedule, load_schedule, "trace.npz"), (save_schedule_csv, load_schedule_csv, "trace.csv")]
+
+
+def some(updates=57, seed=0):
+    timing = "cohort:size=3,over_selection=2"
+    return plan(timing, "lognormal", num_clients=9, local_steps=4, until=Until(updates=updates), seed=seed)
+
+
+@pytest.mark.parametrize(("save", "load", "name"), WAYS)
+def test_a_trace_comes_back_exactly_and_truncated_files_are_a_clear_error(tmp_path, save, load, name):
+    faults = "drop+duplicate:probability=0.5+corrupt:probability=0.5"
+    path, written = tmp_path / name, []
+    for options in ({}, {"faults": faults, "limits": Limits(timeout=80)}):
+        schedule = plan("buffer:size=4", "rpi", num_clients=9, local_steps=4, until=Until(updates=30), **options)
+        for one in (schedule, some()):
+            save(path, one)
+            same(load(path), one)
+            written.append(path.read_bytes())
+    assert {0, 1} == set(schedule.corrupt) and len(set(schedule.outcome)) > 2
+    assert isinstance(load(path).num_clients, int)
+    assert written[1] == written[3] and [p.name for p in tmp_path.iterdir()] == [name]
+    for share in (0.0, 0.1, 0.5, 0.9):
+        path.write_bytes(written[1][: int(len(written[1]) * share)])
+        assert name in refusal(load, path)
+
+
+def test_foreign_files_are_refused(tmp_path):
+    np.savez(tmp_path / "trace.npz", weights=np.ones(3))
+    np.save(tmp_path / "array.npy", np.ones(3))
+    (tmp_path / "text.csv").write_text("a,b\n1,2\n")
+    for load, name, says in (
+        (load_schedule, "trace.npz", "not a file of the format"), (load_schedule, "array.npy", "not a schedule"),
+        (load_schedule_csv, "text.csv", "not a schedule"),
+        (load_schedule, "nowhere", "no such file"), (load_schedule_csv, "nowhere", "no such file"),
+    ):  # fmt: skip
+        assert says in refusal(load, tmp_path / name)
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"format_version": np.array(1)}, "format version 1, but only 2"),
+    ({"job": np.zeros(57, np.int64)}, "contradict"), ({"client": np.full(100, 9, np.int32)}, "contradict"),
+    ({"step": np.zeros(57, np.int64)}, "contradict"), ({"time": np.zeros(3)}, "column 'time'"),
+    ({"closes": np.zeros(57)}, "column 'closes'"), ({"outcome": np.zeros(0, np.int8)}, "column 'outcome'"),
+    ({"outcome": np.zeros(100, np.int8)}, "contradict"), ({"outcome": np.full(100, 77, np.int8)}, "contradict"),
+    ({"corrupt": np.zeros(100)}, "column 'corrupt'"),
+    ({"num_clients": np.array([1, 2])}, "trace.npz: column 'num_clients' must be one whole number"),
+    ({"num_clients": np.array("ten")}, "trace.npz: column 'num_clients' must be one whole number"),
+    ({"client": np.array(1)}, "trace.npz: column 'client' must be an array"),
+])  # fmt: skip
+def test_damaged_columns_are_found(tmp_path, change, message):
+    path = tmp_path / "trace.npz"
+    save_schedule(path, some())
+    with np.load(path, allow_pickle=False) as archive:
+        np.savez(path, **(dict(archive) | change))
+    assert message in refusal(load_schedule, path)
+
+
+def test_a_table_that_a_spreadsheet_saved_is_read(tmp_path):
+    path = tmp_path / "trace.csv"
+    save_schedule_csv(path, some())
+    text = path.read_text()
+    for changed in ("\ufeff" + text.replace("\n", "\r\n"), text.replace(",", ", ")):
+        path.write_text(changed, newline="")
+        same(load_schedule_csv(path), some())
+    path.write_text(text.replace(",", ";"))
+    assert "Error: separated by semicolons, but must be by commas" in refusal(load_schedule_csv, path)
+    rows = [line.split(",") for line in text.splitlines()]  # from before the outcomes
+    place = rows[0].index("outcome")
+    path.write_text("\n".join(",".join(row[:place] + row[place + 1 :]) for row in rows) + "\n")
+    assert "no column 'outcome'" in refusal(load_schedule_csv, path)
+
+
+def test_plans_of_peers_come_back_and_damaged_ones_are_refused(tmp_path):
+    options = {"num_clients": 3, "local_steps": 2, "until": Until(updates=9), "topology": "ring"}
+    made, path = plan_peers("push_sum", "lognormal:mean=5", **options), tmp_path / "plan.npz"
+    save_peer_schedule(path, made)
+    same(load_peer_schedule(path), made)
+    bounds = made.inbox_bounds.copy()
+    bounds[1] = bounds[-1] + 1
+    far = np.full_like(made.mixed_by, len(made.client))
+    wrong = {"inbox_bounds": bounds, "mixed_by": far, "outcome": made.outcome + np.int8(6), "num_clients": np.ones(3)}
+    wrong |= {"fragments": np.array("two"), "client": np.array(3)}
+    for name, column in wrong.items():
+        save_peer_schedule(path, made._replace(**{name: column}))
+        with pytest.raises(ValueError, match=r"plan\.npz: .*the file is damaged"):
+            load_peer_schedule(path)
+
+
+def test_plans_without_clients_left_say_so_in_files_and_older_files_do_not(tmp_path):
+    path, world = tmp_path / "plan.npz", {"num_clients": 3, "local_steps": 2, "until": Until(updates=500)}
+    for made, save, load in (
+        (functools.partial(plan, "every"), save_schedule, load_schedule),
+        (functools.partial(plan_peers, "mean", topology="ring"), save_peer_schedule, load_peer_schedule),
+    ):
+        for availability, expected in (("leaves:share=1,by=50", True), (None, False)):
+            save(path, made(delays="constant:mean=9", availability=availability, **world))
+            assert load(path).exhausted is expected
+        with np.load(path) as archive:
+            columns = {name: archive[name] for name in archive.files if name not in ("exhausted", "unsent_mass")}
+        np.savez(path, **columns)
+        assert load(path).exhausted is False

@@ -4,13 +4,11 @@ import itertools
 import math
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_async.clock import Delays, Until, plan
-from tests.clock.textbook import check_invariants, make
-from tests.refusals import refusals
+from fedjax_async.clock import Delays, Until
+from tests.clock.textbook import arrivals_of, check_invariants, make
 
 MOST, LEAST = 20, 4
 
@@ -93,8 +91,7 @@ def test_it_is_the_scheduler_of_the_paper(units, slack, updates):
     options = {"num_clients": len(seconds), "local_steps": MOST, "until": Until(updates=updates)}
     s = make(f"compass:shortest={LEAST / MOST},slack={slack},momentum=1", per_step(*seconds), **options)
     check_invariants(s)
-    rows = zip(s.time.tolist(), s.client[s.job].tolist(), s.local_steps[s.job].tolist(), s.closes.tolist())
-    assert list(rows) == scheduled(seconds, slack, updates)
+    assert arrivals_of(s, "time", "client", "local_steps", "closes") == scheduled(seconds, slack, updates)
 
 
 def test_clients_of_any_speed_arrive_together_with_steps_by_their_speed():
@@ -112,28 +109,3 @@ def test_a_delay_model_of_whole_jobs_gives_shorter_jobs_in_proportion():
     whole = make("compass", "constant:mean=8", num_clients=3, local_steps=20)
     np.testing.assert_allclose(known.upload_time, whole.upload_time)
     np.testing.assert_array_equal(known.local_steps, whole.local_steps)
-
-
-def test_a_longer_budget_continues_a_shorter_one():
-    long = make("compass", "lognormal:heterogeneity=0.7", updates=80)
-    for until in (Until(updates=33), Until(steps=9), Until(time=float(long.time[40]))):
-        one = make("compass", "lognormal:heterogeneity=0.7", until=until)
-        check_invariants(one)
-        np.testing.assert_array_equal(one.client, long.client[: len(one.client)])
-        np.testing.assert_array_equal(one.job, long.job[: len(one.job)])
-        np.testing.assert_array_equal(one.local_steps, long.local_steps[: len(one.client)])
-
-
-@pytest.mark.parametrize("given", [{"availability": "sessions:on=4,off=2"}, {"faults": "drop"}])
-def test_absent_clients_are_refused(given):
-    with pytest.raises(ValueError, match="its groups expect every client to return"):
-        make("compass", **given)
-
-
-test_bad_options_are_refused = refusals(
-    ("shortest=0", "shortest = 0: must be"),
-    ("shortest=1.5", "shortest = 1.5: must be"),
-    ("slack=0.5", "slack = 0.5: must be at least 1"),
-    ("momentum=2", "momentum = 2: must be"),
-    by=lambda options: plan(f"compass:{options}", "constant", num_clients=3, local_steps=1, until=Until(updates=3)),
-)

@@ -8,10 +8,13 @@ import pytest
 
 from fedjax_async.clock import Limits, bind_conditions, bind_delays, energy
 from fedjax_async.clock import network as networks
+from tests.told import refusal
 
 READERS = {
     "delays": lambda spec: bind_delays(spec, 3, 0),
+    "trace": lambda spec: bind_delays(spec.replace("csv", "trace", 1), 3, 0),
     "links": lambda spec: networks.bind(spec, 3, 0),
+    "edges": lambda spec: networks.bind(spec.replace("csv", "edges", 1), 3, 0),
     "online": lambda spec: bind_conditions(spec, None, Limits(), 3, 0),
     "watts": lambda spec: energy.bind(spec, 3, 0),
 }
@@ -39,6 +42,7 @@ READERS = {
     ("delays", "client,mean,std\n0,1,1\n0,1,1\n", "line 3, column 'client': 0 occurs twice"),
     ("delays", "client,mean,std\n0,1,1\n2,1,1\n", "no line for client 1 of 3"),
     ("links", "client,down,up\n0,1,1\n", "line 1, column 'latency': missing"),
+    ("delays,reference_bytes=10", "device,mean,std\na,1,1\n", "no column 'compute'"),
     ("links", "client,down,up,latency\n0,0,1,1\n", "line 2, column 'down': '0' must be a finite number > 0"),
     ("links", "client,down,up,latency\n0,1,nan,1\n", "line 2, column 'up': 'nan'"),
     ("links", "client,down,up,latency\n0,1,1,-1\n", "line 2, column 'latency': '-1'"),
@@ -54,22 +58,22 @@ READERS = {
     ("online", "client,start,end\n0,2,2\n", "line 2, column 'end': 2 must be after the start, 2"),
     ("online", "client,start,end\n0,5,9\n0,1,6\n", "line 2, column 'start': 5.0 overlaps an interval until 6.0"),
     ("online", "client,start,end\n0,1,2\n2,1,2\n", "column 'client': no line for client 1 of 3"),
+    ("online,repeat=9", "client,start,end\n0,0,2\n0,6,10\n", "line 3, column 'end': 10 must be at most repeat = 9"),
+    ("edges", "source,target,rate,latency\n0,1,9,0\n1,0,1,1\n", "link from 0 to 1 occurs twice"),
+    ("edges", "source,target,rate,latency\n0,2,0,1\n", "'0' must be a finite number > 0"),
+    ("trace", "client,seconds\n0,1\n", "no line for client 1 of 3"),
+    ("trace", "client,seconds\n0,1\n1,0\n", "must be a finite number > 0"),
+    ("trace", "client,job,seconds\n0,0,1\n", "column 'job': unknown"),
+    ("trace", "client\n0\n", "column 'seconds': missing"),
     ("watts", "device,idle\na,1\n", "column 'training': missing"),
     ("watts", "device,training\na,-3\n", "column 'training': '-3' must be a finite number >= 0"),
 ])  # fmt: skip
 def test_anything_amiss_in_a_table_is_one_line_with_its_place(tmp_path, table, text, message):
     path = tmp_path / "table.csv"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(ValueError) as error:
-        READERS[table](f"csv:path={path}")
-    assert message in str(error.value) and "table.csv" in str(error.value) and "\n" not in str(error.value)
-
-
-def test_reference_bytes_need_a_compute_column(tmp_path):
-    path = tmp_path / "delays.csv"
-    path.write_text("device,mean,std\na,1,1\n")
-    with pytest.raises(ValueError, match="no column 'compute'"):
-        bind_delays(f"csv:path={path},reference_bytes=10", 2, 0)
+    name, *options = table.split(",")
+    said = refusal(READERS[name], ",".join([f"csv:path={path}", *options]))
+    assert message in said and "table.csv" in said
 
 
 def test_a_client_is_the_same_device_in_all_tables_that_name_it(tmp_path):
@@ -85,11 +89,14 @@ def test_a_client_is_the_same_device_in_all_tables_that_name_it(tmp_path):
     trace = table("trace", "device,seconds", lambda name, k: f"{name},{k}", names[::-1]).replace("csv", "trace", 1)
     online = table("online", "device,start,end", lambda name, k: f"{name},{k},9", names[3:] + names[:3])
     watts = table("watts", "device,training", lambda name, k: f"{name},{k}", names[1:] + names[:1])
+    drawn = set()
     for seed in range(3):
-        who = np.arange(10)
-        slowness = bind_delays(delays, 10, seed).durations(who, 0, 1, 0, 0)
-        window = bind_conditions(online, None, Limits(), 10, seed).availability[0].interval
-        assert sorted(set(slowness)) == [1, 2, 3, 4, 5, 6]
-        np.testing.assert_array_equal(bind_delays(trace, 10, seed).durations(who, 0, 1, 0, 0), slowness)
+        who = np.arange(12)
+        slowness = bind_delays(delays, 12, seed).durations(who, 0, 1, 0, 0)
+        window = bind_conditions(online, None, Limits(), 12, seed).availability[0].interval
+        assert sorted(slowness[:6]) == sorted(slowness[6:]) == [1, 2, 3, 4, 5, 6]  # none twice while others last
+        drawn.add(tuple(slowness))
+        np.testing.assert_array_equal(bind_delays(trace, 12, seed).durations(who, 0, 1, 0, 0), slowness)
         np.testing.assert_array_equal([window(k, 0.0)[0] for k in who], slowness)
-        np.testing.assert_array_equal(energy.bind(watts, 10, seed).training, slowness)
+        np.testing.assert_array_equal(energy.bind(watts, 12, seed).training, slowness)
+    assert len(drawn) == 3

@@ -1,22 +1,17 @@
 """Every fast path gives the schedule of the general definition, column by column, exactly."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_async.clock import (
-    SUCCESSORS,
-    Conditions,
-    Limits,
-    Outcome,
-    Scenario,
-    Until,
-    bind_delays,
-    buffering,
-    fast_paths,
-    plan,
-)
+from fedjax_async.clock import Conditions, Limits, Outcome, Scenario, Until, bind_delays, durations, fast_paths, plan
+from fedjax_async.clock.buffering import plan_buffer
+from fedjax_async.clock.durations import DurationCache
+from fedjax_async.clock.fast_paths import DurationTable, make_cache
+from fedjax_async.clock.idle_clients import SUCCESSORS
 from tests.clock.textbook import check_invariants, same, table_of
 
 # ties, and none
@@ -32,18 +27,14 @@ def both(delays, num_clients, size, concurrency, sampling, until, seed=0, max_st
     if max_staleness is not None:
         scenario = scenario._replace(conditions=Conditions((), (), Limits(max_staleness)))
         fast = fast_paths.buffer_of_fresh
-    return [made(scenario, size, concurrency, sampling) for made in (fast, buffering.plan_buffer)]
+    return [made(scenario, size, concurrency, sampling) for made in (fast, plan_buffer)]
 
 
 @given(
     st.lists(st.lists(st.integers(1, 6), min_size=3, max_size=3), min_size=1, max_size=12),
-    st.builds(
-        Until, time=st.none() | st.integers(6, 30), updates=st.integers(1, 60), steps=st.none() | st.integers(1, 9)
-    ),
-    st.integers(0, 9),
-    st.none() | st.integers(0, 4),
-    st.data(),
-)
+    st.builds(Until, st.none() | st.integers(6, 30), st.integers(1, 60), st.none() | st.integers(1, 9)),
+    st.integers(0, 9), st.none() | st.integers(0, 4), st.data(),
+)  # fmt: skip
 @settings(max_examples=300)
 def test_a_fast_buffer_is_the_general_one(rows, until, seed, max_staleness, data):
     concurrency = data.draw(st.integers(1, len(rows)))
@@ -59,36 +50,30 @@ def test_a_fast_buffer_is_the_general_one(rows, until, seed, max_staleness, data
 
 
 @pytest.mark.parametrize("sampling", SUCCESSORS)
-@pytest.mark.parametrize("until", [Until(updates=300), Until(steps=40), Until(time=9.0)], ids=str)
-def test_a_fast_buffer_of_fresh_uploads_is_the_general_one(sampling, until):
-    dropped = set()
-    for limit in (0, 2, 20):
-        for size, concurrency in ((1, 40), (3, 40), (1, 17), (5, 17)):
-            options = {"seed": limit, "max_staleness": limit}
-            fast, general = both("lognormal:heterogeneity=0.5", 40, size, concurrency, sampling, until, **options)
-            same(fast, general)
-            dropped.add(int((fast.outcome == Outcome.DROPPED_STALE).sum()))
-    assert max(dropped) > 300 and min(dropped) < 60  # several extensions of the arrivals, and one
+@pytest.mark.parametrize(("until", "clients", "size", "concurrency", "limit"), [
+    # with many idle clients and few
+    (Until(updates=2000), 5, 1, 1, None),
+    (Until(updates=2000), 60, 1, 4, None),
+    (Until(updates=2000), 2500, 1, 4, None),
+    # one extension of the arrivals, and several
+    (Until(updates=300), 40, 1, 40, 0),
+    (Until(steps=40), 40, 3, 40, 2),
+    (Until(time=9.0), 40, 5, 17, 20),
+], ids=str)  # fmt: skip
+def test_long_fast_buffers_are_the_general_ones(sampling, until, clients, size, concurrency, limit, monkeypatch):
+    options = ("lognormal:heterogeneity=0.5", clients, size, concurrency, sampling, until, 0, limit)
+    fast, general = both(*options)
+    same(fast, general)
+    assert limit is None or limit > 2 or (fast.outcome == Outcome.DROPPED_STALE).sum() > 60
+    monkeypatch.setattr(fast_paths, "_CELLS", 1)  # durations from a cache in place of a table
+    same(both(*options)[0], general)
 
 
 def test_uploads_that_are_dropped_for_ever_are_said(monkeypatch):
     monkeypatch.setattr(fast_paths, "FRUITLESS", 4)
+    world = {"num_clients": 30, "local_steps": 1, "until": Until(updates=900), "limits": Limits(max_staleness=0)}
     with pytest.raises(ValueError, match="jobs not one was applied"):
-        plan(
-            "every", "constant", num_clients=30, local_steps=1, until=Until(updates=900), limits=Limits(max_staleness=0)
-        )
-
-
-@pytest.mark.parametrize("clients", [5, 60, 2500])
-@pytest.mark.parametrize("sampling", ["uniform", "round_robin"])
-def test_draws_known_in_advance_change_nothing(clients, sampling, monkeypatch):
-    """With many idle clients and few; durations from a table or from a cache."""
-    for concurrency in (1, 4):
-        options = (clients, 1, concurrency, sampling, Until(updates=4000))
-        general = both("exponential", *options)[1]
-        for cells in (1 << 19, 1):
-            monkeypatch.setattr(fast_paths, "_CELLS", cells)
-            same(both("exponential", *options)[0], general)
+        plan("every", "constant", **world)
 
 
 @pytest.mark.parametrize("sampling", SUCCESSORS)
@@ -98,9 +83,42 @@ def test_only_buffers_without_conditions_take_the_fast_path(sampling, monkeypatc
     fast = fast_paths.buffer
     monkeypatch.setattr(fast_paths, "buffer", lambda *arguments: taken.append(1) or fast(*arguments))
     options = {"num_clients": 9, "local_steps": 2, "until": Until(updates=50)}
-    for spec in (f"every:concurrency=4,sampling={sampling}", f"buffer:size=3,concurrency=4,sampling={sampling}"):
+    buffers = [f"every:concurrency=4,sampling={sampling}", f"buffer:size=3,concurrency=4,sampling={sampling}"]
+    for spec in (*buffers, "window:length=1", "cohort:size=3", "participation"):
         same(plan(spec, "lognormal", **options), plan(spec, "lognormal", availability="always", **options))
-    assert len(taken) == 2
-    for spec in ("window:length=1", "cohort:size=3", "participation"):
-        same(plan(spec, "lognormal", **options), plan(spec, "lognormal", availability="always", **options))
-    assert len(taken) == 2
+    assert len(taken) == len(buffers)
+
+
+# --- durations drawn ahead ----------------------------------------------------------------------
+
+
+def test_what_is_drawn_ahead_is_bounded(monkeypatch):
+    monkeypatch.setattr(durations, "_ITEMS", 1 << 10)
+    drawn = []
+
+    def draw(clients, numbers):
+        drawn.append(np.broadcast(clients, numbers).size)
+        return np.ones((len(clients), numbers.shape[1]))
+
+    many = DurationCache(draw, 100_000, lambda client: range(client, client + 100))
+    for client in range(0, 100_000, 100):
+        many.pop(client)
+        assert len(many._ready) <= (2 << 10) + 100
+    assert max(drawn) == 100
+    DurationCache(draw, 10).pop(3)
+    DurationTable(draw, 1000, 3000).pop(7)
+    DurationTable(draw, 10, math.inf).pop(7)
+    DurationTable(draw, fast_paths._CELLS // 5, math.inf).pop(7)
+    assert drawn[-4:] == [640, 6000, 640, fast_paths._CELLS // 5 * 5]
+
+
+@pytest.mark.parametrize(("items", "cells"), [(1, 1), (20, 1), (20, 70)])
+def test_single_clients_and_arrays_of_them_pop_from_one_cache(items, cells, monkeypatch):
+    monkeypatch.setattr(durations, "_ITEMS", items)
+    monkeypatch.setattr(fast_paths, "_CELLS", cells)
+    mine = make_cache(lambda clients, numbers: 1000.0 * clients + numbers + 1, 6, 100, lambda client: [client, 2, 4])
+    taken = np.zeros(6)
+    for some in [[1], [1], [0, 1, 2], [2], [2], [1, 2, 4], [4], [5], [0, 5]] * 5:
+        found = [mine.pop(*some)] if len(some) == 1 else mine.pop_each(np.array(some))
+        np.testing.assert_array_equal(found, 1000 * np.array(some) + taken[some] + 1)
+        taken[some] += 1

@@ -3,12 +3,13 @@ import math
 import numpy as np
 import pytest
 
-from fedjax_async.base import factories, registry
+from fedjax_async.base import registry
 from fedjax_async.base.notices import RunWarning
 from fedjax_async.clock import NETWORKS, Network, Until, bind_delays, plan
 from fedjax_async.peers import plan_peers
 from tests.clock.textbook import make, same
 from tests.refusals import refusals
+from tests.told import refusal
 
 
 def network(spec, num_clients=10, seed=0):
@@ -18,10 +19,6 @@ def network(spec, num_clients=10, seed=0):
 def plain(timing="every", delays="lognormal", **options):
     sizes = {"num_clients": 5, "local_steps": 3, "bytes_down": 600, "bytes_up": 90}
     return make(timing, delays, 40, **sizes, **options)
-
-
-def test_every_network_has_a_summary():
-    assert all(factories.summary(factory) for factory in NETWORKS.values())
 
 
 def test_a_link_is_latency_and_bytes_each_way():
@@ -48,42 +45,31 @@ def test_a_link_without_rates_and_latency_has_no_effect_and_says_so(spec):
     same(plain(), instant)
 
 
-def test_links_differ_by_factors_of_mean_one_down_and_up_apart():
-    model = network("link:down=1,up=1,heterogeneity=0.5", 20_000)
-    clients = np.arange(20_000)
-    down, up = model.seconds(clients, 0, 1, 0), model.seconds(clients, 0, 0, 1)
-    for seconds in (down, up):
-        assert abs(seconds.mean() - 1) < 4 * math.sqrt(math.expm1(0.25) / 20_000)
-        assert abs(np.log(seconds).std() - 0.5) < 0.02
-    assert abs(np.corrcoef(down, up)[0, 1]) < 0.03
-    np.testing.assert_array_equal(down, model.seconds(clients, 5, 1, 0))  # once a client, not once a job
-    few = network("link:down=1,up=1,heterogeneity=0.5", 10).seconds(np.arange(10), 0, 1, 0)
-    np.testing.assert_array_equal(few, down[:10])
-
-
-def test_jitter_is_noise_of_mean_one_once_a_message():
-    model = network("link:down=1,up=1,jitter=0.3", 500)
-    clients, numbers = np.repeat(np.arange(500), 40), np.tile(np.arange(40), 500)
+@pytest.mark.parametrize(("option", "sigma", "clients", "numbers"), [
+    ("heterogeneity", 0.5, np.arange(20_000), np.zeros(20_000, int)),  # drawn once a client
+    ("jitter", 0.3, np.repeat(np.arange(500), 40), np.tile(np.arange(40), 500)),  # drawn once a message
+])  # fmt: skip
+def test_links_differ_and_messages_jitter_by_factors_of_mean_one_down_and_up_apart(option, sigma, clients, numbers):
+    spec, count, few = f"link:down=1,up=1,{option}={sigma}", clients.max() + 1, clients < 10
+    model = network(spec, count)
     down, up = model.seconds(clients, numbers, 1, 0), model.seconds(clients, numbers, 0, 1)
-    assert abs(down.mean() - 1) < 4 * math.sqrt(math.expm1(0.09) / len(down))
-    assert abs(np.log(down).std() - 0.3) < 0.01
+    for seconds in (down, up):
+        assert abs(seconds.mean() - 1) < 4 * math.sqrt(math.expm1(sigma**2) / 20_000)
+        assert abs(np.log(seconds).std() - sigma) < 0.033 * sigma
     assert abs(np.corrcoef(down, up)[0, 1]) < 0.03
+    assert (model.seconds(clients, numbers + 1, 1, 0) == down).all() == (option == "heterogeneity")
     np.testing.assert_array_equal(model.seconds(clients[::-1], numbers[::-1], 1, 0)[::-1], down)
-    assert (network("link:down=1,jitter=0.3", 500, seed=1).seconds(clients, numbers, 1, 0) != down).all()
-
-
-def write(tmp_path, text):
-    path = tmp_path / "links.csv"
-    path.write_text(text)
-    return f"csv:path={path}"
+    np.testing.assert_array_equal(network(spec, 10).seconds(clients[few], numbers[few], 1, 0), down[few])
+    assert (network(spec, count, seed=1).seconds(clients, numbers, 1, 0) != down).all()
 
 
 def test_a_table_gives_each_client_its_link(tmp_path):
-    spec = write(tmp_path, "latency,client,up,down\n0.5,1,10,100\n0,0,1,2\n9,7,1,1\n")
-    model = network(spec, 2)
-    np.testing.assert_allclose(model.seconds([0, 1], 0, 600, 90), [300 + 90, 0.5 + 6 + 0.5 + 9])
-    noisy = network(write(tmp_path, "client,down,up,latency,jitter\n0,1,1,0,0\n1,1,1,0,0.5\n"), 2)
-    seconds = noisy.seconds(np.repeat([0, 1], 50), np.tile(np.arange(50), 2), 1, 0)
+    path = tmp_path / "links.csv"
+    path.write_text("latency,client,up,down\n0.5,1,10,100\n0,0,1,2\n9,7,1,1\n")
+    seconds = network(f"csv:path={path}", 2).seconds([0, 1], 0, 600, 90)
+    np.testing.assert_allclose(seconds, [300 + 90, 0.5 + 6 + 0.5 + 9])
+    path.write_text("client,down,up,latency,jitter\n0,1,1,0,0\n1,1,1,0,0.5\n")
+    seconds = network(f"csv:path={path}", 2).seconds(np.repeat([0, 1], 50), np.tile(np.arange(50), 2), 1, 0)
     np.testing.assert_allclose(seconds[:50], 1, rtol=1e-12)
     assert len(set(seconds[50:])) == 50
 
@@ -100,44 +86,28 @@ test_bad_settings_are_value_errors = refusals(
 def test_links_between_nodes_come_from_a_table(tmp_path):
     path = tmp_path / "links.csv"
     path.write_text("source,target,rate,latency\n0,1,100,0.5\n1,2,50,0\n")
-    both = network(f"edges:path={path},shared=true", 3)
-    assert both.shared
+    both, directed = (network(f"edges:path={path},{option}=true", 3) for option in ("shared", "directed"))
     occupied, travelling = both.between(np.array([0, 1, 2]), np.array([1, 0, 1]), np.zeros(3), 200)
     np.testing.assert_array_equal([occupied, travelling], [[2, 2, 4], [0.5, 0.5, 0]])
-    with pytest.raises(ValueError, match=r"links.csv: no line for messages from node 0 to node 2"):
-        both.between(np.array([0]), np.array([2]), np.zeros(1), 1)
-    with pytest.raises(ValueError, match="no line for messages from node 1 to node 0"):
-        network(f"edges:path={path},directed=true", 3).between(np.array([1]), np.array([0]), np.zeros(1), 1)
-    with pytest.raises(ValueError, match="network = 'edges': must be one with a link to the server"):
-        plain(network=f"edges:path={path}")
-    for more, message in (("1,0,1,1", "link from 0 to 1 occurs twice"), ("0,2,0,1", "'0' must be a finite number > 0")):
-        path.write_text(f"source,target,rate,latency\n0,1,100,0.5\n{more}\n")
-        with pytest.raises(ValueError, match=message):
-            network(f"edges:path={path}", 3)
+    assert both.shared and not directed.shared
+    for model, sender, receiver in ((both, 0, 2), (directed, 1, 0)):
+        said = refusal(model.between, np.array([sender]), np.array([receiver]), np.zeros(1), 1)
+        assert f"links.csv: no line for messages from node {sender} to node {receiver}" in said
+    assert "network = 'edges': must be one with a link to the server" in refusal(plain, network=f"edges:path={path}")
+
+
+WORLD = {"num_clients": 3, "local_steps": 1, "until": Until(updates=6)}
 
 
 def test_messages_that_take_no_number_of_seconds_are_refused():
     """Negative ones made jobs shorter."""
     for seconds in (-0.3, math.nan, math.inf):
+        wrong = Network(3, lambda clients, *_, seconds=seconds: np.full(np.shape(clients), seconds))
         with pytest.raises(ValueError, match=r"^network: the seconds of the messages of every job must be a finite"):
-            plan(
-                "every",
-                "constant",
-                num_clients=2,
-                local_steps=1,
-                until=Until(updates=4),
-                network=lambda nodes, seed: Network(nodes, lambda clients, *_: np.full(np.shape(clients), seconds)),  # noqa: B023
-            )
+            plan("every", "constant", network=lambda nodes, seed, wrong=wrong: wrong, **WORLD)
 
 
 def test_nodes_need_two_times_of_each_message():
+    wrong = Network(3, np.zeros, lambda senders, *_: np.ones(len(senders)))
     with pytest.raises(ValueError, match=r"^network's between = 'ndarray': must be two arrays"):
-        plan_peers(
-            "mean",
-            "constant",
-            num_clients=3,
-            local_steps=1,
-            until=Until(updates=6),
-            topology="ring",
-            network=lambda nodes, seed: Network(nodes, np.zeros, lambda senders, *_: np.ones(len(senders))),
-        )
+        plan_peers("mean", "constant", topology="ring", network=lambda nodes, seed: wrong, **WORLD)

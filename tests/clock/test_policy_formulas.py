@@ -11,9 +11,8 @@ from tests.clock.test_policies import PRIOR, N
 
 def view(rows=(), losses=None, time=0.0, **more):
     """A view of arrivals ``(client, seconds, loss, rms_loss)``."""
-    columns = {
-        name: np.array([row[k] for row in rows]) for k, name in enumerate(("client", "seconds", "loss", "rms_loss"))
-    }
+    names = ("client", "seconds", "loss", "rms_loss")
+    columns = dict(zip(names, np.array(rows, float).reshape(-1, 4).T))
     columns["client"] = columns["client"].astype(int)
     return View(time, 0, columns | more, {}, losses or (lambda clients: np.zeros(len(clients))))
 
@@ -132,7 +131,7 @@ def test_oort_is_algorithm_1():
 
 
 def test_oort_draws_by_utility_and_explores_by_speed():
-    def often(rows, idle, options, times=1200):
+    def often(rows, idle, options, times=800):
         hits = np.zeros(N)
         for seed in range(times):
             choose = bind_policy(f"oort:{options}")(PRIOR._replace(seed=seed)).choose
@@ -202,10 +201,8 @@ def test_pisces_draws_among_equal_scores_and_ranks_what_diverged_last():
 
 
 def test_linear_draws_by_the_softmax_of_its_scores():
-    spec, rows = (
-        "linear:loss=1.5,speed=-0.5,examples=0.25,age=2,temperature=0.7",
-        [(3, 2.0, 0.0, 0.5), (7, 4.0, 0.0, 2.5)],
-    )
+    spec = "linear:loss=1.5,speed=-0.5,examples=0.25,age=2,temperature=0.7"
+    rows = [(3, 2.0, 0.0, 0.5), (7, 4.0, 0.0, 2.5)]
     idle, hits = np.array([3, 7, 11]), np.zeros(N)
     loss, seconds = np.array([0.5, 2.5, 2.5]), np.array([2.0, 4.0, PRIOR.seconds[11]])
     columns = [np.log(loss), -np.log(seconds), np.log(PRIOR.examples[idle]), np.log([2.0, 2.0, 2.0])]
@@ -217,35 +214,32 @@ def test_linear_draws_by_the_softmax_of_its_scores():
         hits[clients] += 1
     want = np.exp(score / 0.7) / np.exp(score / 0.7).sum()
     np.testing.assert_allclose(hits[idle] / 1500, want, atol=0.05)
+    cold = bind_policy("linear:temperature=1e-9")(PRIOR).choose
+    seen = view([(3, 2.0, 0.0, 0.0), (7, 4.0, 0.0, 2.5), (11, 4.0, 0.0, 0.5)])  # a loss of zero is the last
+    clients, scores = cold(seen, idle, 3)
+    assert clients[np.argsort(-scores)].tolist() == [7, 11, 3]
     cold = bind_policy("linear:loss=0,age=1,temperature=1e-6")(PRIOR).choose
     assert sorted(np.concatenate([cold(view(), np.arange(N), 4).clients for _ in range(5)])) == list(range(N))
 
 
-def test_linear_ranks_a_loss_of_zero_last():
-    choose = bind_policy("linear:temperature=1e-9")(PRIOR).choose
-    seen = view([(3, 2.0, 0.0, 0.0), (7, 4.0, 0.0, 2.5), (11, 4.0, 0.0, 0.5)])
-    clients, scores = choose(seen, np.array([3, 7, 11]), 3)
-    assert clients[np.argsort(-scores)].tolist() == [7, 11, 3]
-
-
-def test_a_buffer_does_not_grow_from_a_negative_loss():
-    buffer = bind_policy("adaptive_buffer:size=2,most=9,recent=1")(PRIOR).buffer
-    for losses in ((-1.0, 0.5), (-1.0, -0.5), (-1.0, -4.0)):
-        assert buffer(view([(0, 1.0, loss, 0.0) for loss in losses])) == 2
-    assert buffer(view([(0, 1.0, loss, 0.0) for loss in (1.0, -0.5)])) == 9
+def losing(losses):
+    return view([(0, 1.0, loss, 0.0) for loss in losses])
 
 
 def test_the_adaptive_buffer_is_adasync():
     """Dutta et al. (2021): K = K_0 sqrt(F(w_0) / F(w)), here rounded up, from the first and the last losses."""
     buffer = bind_policy("adaptive_buffer:size=2,most=9,recent=3")(PRIOR).buffer
     losses = [2.0, 2.2, 1.8]
-    assert [buffer(view([(0, 1.0, loss, 0.0) for loss in losses[:k]])) for k in range(4)] == [2] * 4
+    assert [buffer(losing(losses[:k])) for k in range(4)] == [2] * 4
     for loss in np.linspace(1.9, 0.05, 40):
         losses.append(loss)
         want = min(9, max(2, math.ceil(2 * math.sqrt(np.mean(losses[:3]) / np.mean(losses[-3:])))))
-        assert buffer(view([(0, 1.0, loss, 0.0) for loss in losses])) == want
+        assert buffer(losing(losses)) == want
     assert want == 9
-    assert buffer(view([(0, 1.0, loss, 0.0) for loss in (np.inf, 1.0, 1.0, 1.0)])) == 2
+    assert buffer(losing((np.inf, 1.0, 1.0, 1.0))) == 2
+    one = bind_policy("adaptive_buffer:size=2,most=9,recent=1")(PRIOR).buffer
+    assert [one(losing((-1.0, last))) for last in (0.5, -0.5, -4.0)] == [2] * 3  # it does not grow from a negative loss
+    assert one(losing((1.0, -0.5))) == 9
 
 
 def test_the_adaptive_window_is_adasync_in_seconds():
@@ -253,16 +247,15 @@ def test_the_adaptive_window_is_adasync_in_seconds():
     window = bind_policy("adaptive_window:length=0.8,most=2.5,recent=3")(PRIOR).window
     slowest = bind_policy("adaptive_window:length=0.8,recent=3")(PRIOR).window
     losses = [2.0, 2.2, 1.8]
-    assert [window(view([(0, 1.0, loss, 0.0) for loss in losses[:k]])) for k in range(4)] == [0.8] * 4
+    assert [window(losing(losses[:k])) for k in range(4)] == [0.8] * 4
     for loss in np.linspace(3.0, 0.01, 40):
         losses.append(loss)
-        seen = view([(0, 1.0, loss, 0.0) for loss in losses])
         root = np.round(np.sqrt(np.mean(losses[:3]) / np.mean(losses[-3:])), 2)
         want = np.clip(0.8 * root, 0.8, [2.5, PRIOR.seconds.max()])
-        np.testing.assert_allclose([window(seen), slowest(seen)], want, rtol=1e-15)
+        np.testing.assert_allclose([window(losing(losses)), slowest(losing(losses))], want, rtol=1e-15)
     assert want.tolist() == [2.5, 3.0]
     for last, most in ((np.inf, 0.8), (0.0, 2.5)):
-        assert window(view([(0, 1.0, loss, 0.0) for loss in (1.0, 1.0, 1.0, last, last, last)])) == most
+        assert window(losing((1.0, 1.0, 1.0, last, last, last))) == most
     assert bind_policy("adaptive_window:length=5")(PRIOR).window(view()) == 5.0, "no client takes as long"
 
 

@@ -25,21 +25,19 @@ def test_times_that_differ_by_rounding_are_the_same_moment():
     np.testing.assert_array_equal(at_or_before(np.array([0.0, np.inf]), np.array([0.0, np.inf])), [1, 2])
 
 
-@pytest.mark.parametrize("every", [Every(at=[0.3]), Every(time=0.3)])
-def test_an_evaluation_at_a_multiple_of_a_window_sees_its_arrivals(every):
-    schedule = windows(time=0.5)
-    assert schedule.time[4] > 0.3
-    points = evaluation_points(schedule, every, horizon=0.5)
-    np.testing.assert_array_equal(points.time, [0, 0.3, 0.5])
-    seen = np.sum(schedule.time < 0.35)
-    np.testing.assert_array_equal(points.position, [0, seen, len(schedule.job)])
-    assert seen > np.sum(schedule.time < 0.25)
-
-
-def test_a_moment_that_is_the_end_up_to_rounding_is_evaluated_once():
-    schedule = windows(time=0.3)
-    assert evaluation_points(schedule, Every(time=0.1), horizon=0.3).time.tolist() == [0, 0.1, 0.2, 0.3]
-    assert evaluation_points(schedule, Every(at=[0.1 * 3]), horizon=0.3).time.tolist() == [0, 0.3]
+@pytest.mark.parametrize(("every", "end", "times"), [
+    (Every(at=[0.3]), 0.5, [0, 0.3, 0.5]),
+    (Every(time=0.3), 0.5, [0, 0.3, 0.5]),
+    (Every(time=0.1), 0.3, [0, 0.1, 0.2, 0.3]),  # the end, up to rounding, is evaluated once
+    (Every(at=[0.1 * 3]), 0.3, [0, 0.3]),
+])  # fmt: skip
+def test_an_evaluation_at_a_multiple_of_a_window_sees_its_arrivals(every, end, times):
+    schedule = windows(time=end)
+    points = evaluation_points(schedule, every, horizon=end)
+    np.testing.assert_array_equal(points.time, times)
+    seen = [np.sum(schedule.time < time + 0.05) for time in times]
+    np.testing.assert_array_equal(points.position, seen)
+    assert schedule.time[seen[times.index(0.3)] - 1] > 0.3
 
 
 def test_traffic_is_counted_with_the_same_tolerance():
