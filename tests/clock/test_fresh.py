@@ -1,11 +1,10 @@
 """The timing ``fresh``, of Ringmaster ASGD and Rennala SGD, against a plain loop over the workers."""
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_async.clock import Faults, JobFaults, Limits, Outcome, Until, fault_counts
+from fedjax_async.clock import Limits, Outcome, Until, fault_counts
 from tests.clock.textbook import arrivals_of, check_invariants, make, same, seconds_of, table_of
 
 
@@ -79,32 +78,6 @@ def test_of_a_worker_that_is_very_slow_no_gradient_is_late_and_none_is_trained_i
     counts = fault_counts(ringmaster)
     assert counts["dropped_stale"] == 0 and counts["called_off"] > 600
     assert set(ringmaster.client[ringmaster.outcome == Outcome.CALLED_OFF]) == {3}
-
-
-@pytest.mark.parametrize(
-    "fault", [{"lost": True}, {"crash_share": 0.5, "restart": 40.0}, {"crash_after": 10.0, "restart": 40.0}]
-)
-def test_a_job_that_would_have_failed_later_is_called_off_as_any_other(fault):
-    """Client 1 trains 100 s, to a timeout of 5 s; a step every 10 s calls its job off, before or as it fails."""
-
-    def failing(num_clients, seed, part):
-        def draw(clients, numbers):
-            hit = (np.asarray(clients) == 1) & (np.asarray(numbers) == 0)
-            columns = {name: np.where(hit, value, getattr(JobFaults(), name)) for name, value in fault.items()}
-            return JobFaults(**columns)
-
-        return Faults(draw)
-
-    rows, given = ([10.0], [100.0]), {"num_clients": 2, "until": Until(time=60.0), "limits": Limits(timeout=5.0)}
-    sound = make("fresh:threshold=1", table_of(*rows), **given)
-    assert sound.dispatch_time[sound.client == 1].tolist() == [0, 10, 20, 30, 40, 50, 60]
-    failed = make("fresh:threshold=1", table_of(*rows), faults=failing, **given)
-    check_invariants(failed)
-    if "crash_after" in fault:  # it crashes at the very moment
-        assert failed.dispatch_time[failed.client == 1].tolist() == [0, 50, 60]
-        assert failed.outcome[1] == Outcome.CRASHED and failed.failure_time[1] == 10
-    else:
-        same(failed, sound)
 
 
 @pytest.mark.parametrize("sampling", ["same", "uniform", "round_robin"])
