@@ -6,9 +6,7 @@ import collections
 import dataclasses
 import functools
 import importlib
-import inspect
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -278,72 +276,6 @@ def test_packages_are_told_from_own_code():
     assert package_of("__main__") is None and package_of(__name__) is None
 
 
-OWN = """
-import optax, jax.numpy as jnp
-from flax import linen as nn
-from fedjax_async import server
-import own_helper
-from own_helper import doubled
-
-SCALE = {scale}
-NAMES = {{"a", "b", "c", "d"}}
-
-class Net(nn.Module):
-    width: int = 4
-    @nn.compact
-    def __call__(self, x):
-        return nn.Dense({classes})(x)
-
-def weight(tau, limit):
-    return jnp.minimum(limit, SCALE * own_helper.shifted(tau)) if "a" in NAMES else doubled(tau)
-
-def fair(*, limit=4.0):
-    def scale(tau):
-        from own_helper import late
-        return weight(late(tau), limit)
-    return server.rule(server.scale_by_staleness(scale), optimizer=optax.sgd(0.1))
-"""
-HELPER = """
-def shifted(x): return x + {shift}
-def doubled(x): return {double} * x
-def late(x): return x - {late}
-def unused(x): return {unused}
-"""
-VALUES = {"scale": 2, "classes": 3, "shift": 1, "double": 2, "late": 1, "unused": 0}  # the last one is not used
-PROGRAM = """
-import importlib, sys
-from fedjax_async.base.fingerprints import fingerprint
-
-{function}
-print(fingerprint_of({folder!r}))
-"""
-
-
-def fingerprint_of(folder):
-    sys.path.insert(0, folder)
-    own = importlib.import_module("own")
-    found = fingerprint((own.fair, own.fair(), own.Net()))
-    del sys.path[0], sys.modules["own"], sys.modules["own_helper"]
-    return found
-
-
-def test_equal_in_another_process_and_changed_by_everything_that_is_used(tmp_path):
-    for name in VALUES:
-        values = VALUES | {name: 9}
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "own.py").write_text(OWN.format(**values))
-        (tmp_path / name / "own_helper.py").write_text(HELPER.format(**values))
-    *others, usual = (fingerprint_of(str(tmp_path / name)) for name in VALUES)
-    assert len({usual, *others}) == len(VALUES)
-    environment = os.environ | {"PYTHONHASHSEED": "12345", "PYTHONPATH": str(ROOT)}  # sets have another order there
-    copy = shutil.copytree(tmp_path / "unused", tmp_path / "elsewhere" / "copy")
-    program = PROGRAM.format(function=inspect.getsource(fingerprint_of), folder=str(copy))
-    command = [sys.executable, "-B", "-c", program]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [usual]
-
-
 def test_fields_that_methods_got_later_do_not_count_while_they_are_not_given():
     older = collections.namedtuple("Method", [name for name in Method._fields if name not in {"joint", "policy"}])
     method = Method(max, "every")
@@ -353,8 +285,31 @@ def test_fields_that_methods_got_later_do_not_count_while_they_are_not_given():
     assert fingerprint(method) != fingerprint(method._replace(policy="uniform"))
 
 
-PACKAGE = """
+# What a user's own package may use, and where it may be held.
+RULES = """
+import optax, jax.numpy as jnp
+from flax import linen as nn
+from fedjax_async import server
 from own_package import held
+from own_package.held import doubled
+
+SCALE, CLASSES = 2, 3
+NAMES = {"a", "b", "c", "d"}
+
+class Net(nn.Module):
+    width: int = 4
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(CLASSES)(x)
+
+def weight(tau, limit):
+    return jnp.minimum(limit, SCALE * held.shifted(tau)) if "a" in NAMES else doubled(tau)
+
+def fair(*, limit=4.0):
+    def scale(tau):
+        from own_package.held import later
+        return weight(later(tau), limit)
+    return server.rule(server.scale_by_staleness(scale), optimizer=optax.sgd(0.1))
 
 def closed_over():
     module = held
@@ -379,20 +334,54 @@ class Keeping:
     def __init__(self):
         self.module = held
 
-closure, keeping = closed_over(), Keeping()
+net, rule, closure, keeping = Net(), fair(), closed_over(), Keeping()
 """
-USES = ("closure", "by_default", "imported", "relative", "sibling", "keeping")
+HELD = """
+a = 1
+def shifted(x): return x + 1
+def doubled(x): return 2 * x
+def later(x): return x - 1
+def unused(x): return 0
+"""
+FILES = {"__init__": "", "held": HELD, "late": "a = 1", "rules": RULES}
+USES = ("fair", "rule", "net", "closure", "by_default", "imported", "relative", "sibling", "keeping")
+CHANGES = {  # what is replaced -> what uses it; an object that holds a module uses all of it
+    "rules.SCALE": {"fair", "rule"},
+    "rules.CLASSES": {"net"},
+    "rules.doubled": {"fair", "rule"},
+    "held.shifted": {"fair", "rule", "keeping"},
+    "held.later": {"fair", "rule", "keeping"},
+    "held.unused": {"keeping"},
+    "held.a": {"closure", "by_default", "imported", "relative", "keeping"},
+    "late.a": {"sibling"},
+}
+PROGRAM = """
+import sys
+from fedjax_async.base.fingerprints import fingerprint
+from own_package import rules
+
+print(*(fingerprint(getattr(rules, use)) for use in sys.argv[1:]))
+"""
 
 
-def test_what_is_used_of_a_module_of_the_users_own_counts_wherever_the_module_is_held(tmp_path, monkeypatch):
-    (tmp_path / "own_package").mkdir()
-    for name, text in {"__init__": "", "held": "a = 1", "late": "a = 1", "rules": PACKAGE}.items():
-        (tmp_path / "own_package" / f"{name}.py").write_text(text)
-    monkeypatch.syspath_prepend(str(tmp_path))
+def test_equal_in_another_process_and_changed_by_everything_that_is_used(tmp_path, monkeypatch):
+    """Wherever the module is held that has it."""
+    (tmp_path / "one" / "own_package").mkdir(parents=True)
+    for name, text in FILES.items():
+        (tmp_path / "one" / "own_package" / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path / "one"))
     rules = importlib.import_module("own_package.rules")
-    before = {use: fingerprint(getattr(rules, use)) for use in USES}
-    for name in ("held", "late"):
-        importlib.import_module(f"own_package.{name}").a = 2
-    assert not {use for use in USES if fingerprint(getattr(rules, use)) == before[use]}
+    usual = {use: fingerprint(getattr(rules, use)) for use in USES}
+    for path, uses in CHANGES.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(f"own_package.{path}", 9)
+            assert {use for use in USES if fingerprint(getattr(rules, use)) != usual[use]} == uses, path
     for name in [name for name in sys.modules if name.startswith("own_package")]:
         del sys.modules[name]
+    (tmp_path / "one").rename(tmp_path / "elsewhere")
+    path = os.pathsep.join([str(ROOT), str(tmp_path / "elsewhere")])
+    environment = os.environ | {"PYTHONHASHSEED": "12345", "PYTHONPATH": path}  # sets have another order there
+    command = [sys.executable, "-B", "-c", PROGRAM, *USES]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == list(usual.values())
