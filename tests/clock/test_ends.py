@@ -9,7 +9,11 @@ from fedjax_async.peers import EXCHANGES, exchange_parts, plan_peers
 from tests.clock.textbook import TIMING_SPECS, same
 
 N = 6
-BUDGETS = [Until(updates=500), Until(steps=400), Until(time=900.0)]
+BUDGETS = [  # one that is not spent once all have left, and one that is spent
+    (Until(updates=500), Until(updates=60)),
+    (Until(steps=400), Until(steps=20)),
+    (Until(time=900.0), Until(time=200.0)),
+]
 GONE = [
     {"availability": "leaves:share=1,by=50"}, {"availability": "leaves:share=1,by=50,leaving=finish"},
     {"availability": "leaves:share=1,by=50,leaving=pause"},
@@ -42,20 +46,15 @@ def planned(timing, until, options, trace=None):
     return plan(timing, "lognormal:mean=10", **world(until, options, trace))
 
 
-@pytest.mark.parametrize("until", BUDGETS)
+@pytest.mark.parametrize(("gone", "spent"), BUDGETS)
 @pytest.mark.parametrize("timing", TIMING_SPECS)
-def test_a_plan_without_clients_left_is_exhausted(timing, until, trace):
-    for options in GONE + (CRASHED if until.time else []):  # without an end, a crashed client comes back
-        s = planned(timing, until, options, trace)
+def test_a_plan_is_exhausted_without_clients_left_and_not_if_it_spends_its_budget(timing, gone, spent, trace):
+    for options in GONE + (CRASHED if gone.time else []):  # without an end, a crashed client comes back
+        s = planned(timing, gone, options, trace)
         assert s.exhausted, options
         assert len(s.job) < 500 and s.closes.sum() < 400 and not np.any(s.dispatch_time > 600)
         assert not cut(s, len(s.job) - 1, s.time[-2]).exhausted  # it was stopped before
-
-
-@pytest.mark.parametrize("until", [Until(updates=60), Until(steps=20), Until(time=200.0)])
-@pytest.mark.parametrize("timing", TIMING_SPECS)
-def test_a_plan_that_spends_its_budget_is_not(timing, until):
-    assert not any(planned(timing, until, options).exhausted for options in STAY)
+    assert not any(planned(timing, spent, options).exhausted for options in STAY)
 
 
 def test_the_last_client_may_spend_the_budget_before_it_leaves():
@@ -70,7 +69,7 @@ def test_a_plan_without_nodes_left_is_exhausted(exchange, trace):
         network = {"network": "link:up=1e3", "message_bytes": 100}
         return plan_peers(exchange, "lognormal:mean=10", topology="ring", **network, **world(until, options, trace))
 
-    for gone, spent in ((BUDGETS[0], Until(updates=60)), (BUDGETS[2], Until(time=200.0))):
+    for gone, spent in (BUDGETS[0], BUDGETS[2]):
         for options in GONE + (CRASHED if gone.time else []):
             assert peers(gone, options).exhausted, options
         assert not any(peers(spent, options).exhausted for options in STAY)
