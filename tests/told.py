@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,11 @@ def refusal(call: Callable[..., object], *given: Any, **options: Any) -> str:
         call(*given, **options)
     assert "\n" not in str(error.value)
     return str(error.value)
+
+
+def is_refused(match: str, call: Callable[..., object], *given: Any, **options: Any) -> None:
+    """Assert that a call raises a ``ValueError`` of one line that has the pattern ``match``."""
+    assert re.search(match, text := refusal(call, *given, **options)), text
 
 
 def warned(

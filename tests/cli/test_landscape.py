@@ -1,7 +1,5 @@
 """The command ``landscape`` on saved runs: files, barriers, and one line for runs that do not go together."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 import pytest
@@ -9,7 +7,9 @@ import pytest
 from fedjax_async import cli, simulate
 from fedjax_async.results import save
 from fedjax_async.results.landscape import LEVELS, levels_of
+from tests.cli.called import refused
 from tests.results.folders import rows
+from tests.told import is_refused
 
 FAST = ("--steps", "5", "--grid", "3", "--points", "3", "--examples", "20")
 BASE = {"clients": 4, "updates": 3, "steps": 2, "test_fraction": 0.2, "model": "logistic"}
@@ -50,34 +50,30 @@ def test_three_runs_of_one_client_and_no_curve(folders, tmp_path, capsys):
     flags = ("--part", "train", "--client", "1", *FAST[2:], "--steps", "0")
     assert cli.main(("landscape", *runs, "--out", str(tmp_path), *flags)) == 0
     assert "of the train part of client 1 of" in capsys.readouterr().out
-    assert [row["path"] for row in rows(tmp_path / "barriers.csv")] == [
-        f"{x} to {y}, line" for x, y in ("AB", "AC", "BC")
-    ]
+    assert [row["path"] for row in rows(tmp_path / "barriers.csv")] == ["A to B, line", "A to C, line", "B to C, line"]
     assert (tmp_path / "plane.png").exists()
 
 
 @pytest.mark.parametrize(
-    ("names", "flags", "message"),
+    ("call", "message"),
     [
-        (("a",), (), "runs = 1: must be two or three folders"),
-        (("a", "missing"), (), "there is no such folder"),
-        (("a", "other"), (), "must be 'logistic', as in"),
-        (("a", "compared"), (), "must hold a saved run"),
-        (("a", "a"), (), "must hold another model than"),
-        (("a", "b"), ("--best",), "run it with --keep-best"),
-        (("a", "b"), ("--part", "exam"), "part = 'exam'"),
-        (("a", "b"), ("--part", "validation"), "part = 'validation': must be a part with examples"),
-        (("a", "b"), ("--client", "4"), "client = 4: must be"),
-        (("a", "b"), ("--grid", "1"), "grid = 1: must be"),
-        (("a", "b"), ("--lr", "0"), "lr = 0.0: must be"),
-        (("a", "b"), ("--format", "gif"), "format = 'gif'"),
+        ("a", "runs = 1: must be two or three folders"),
+        ("a missing", "there is no such folder"),
+        ("a other", "must be 'logistic', as in"),
+        ("a compared", "must hold a saved run"),
+        ("a a", "must hold another model than"),
+        ("a b --best", "run it with --keep-best"),
+        ("a b --part exam", "part = 'exam'"),
+        ("a b --part validation", "part = 'validation': must be a part with examples"),
+        ("a b --client 4", "client = 4: must be"),
+        ("a b --grid 1", "grid = 1: must be"),
+        ("a b --lr 0", "lr = 0.0: must be"),
+        ("a b --format gif", "format = 'gif'"),
     ],
 )
-def test_one_line_for_what_cannot_be_used(folders, tmp_path, capsys, names, flags, message):
-    runs = [str(folders / name) for name in names]
-    assert cli.main(("landscape", *runs, "--out", str(tmp_path / "out"), *flags)) == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1 and message in err
+def test_one_line_for_what_cannot_be_used(folders, tmp_path, capsys, monkeypatch, call, message):
+    monkeypatch.chdir(folders)
+    assert message in refused(capsys, "landscape", *call.split(), "--out", str(tmp_path / "out"))
 
 
 def test_files_of_another_landscape_are_kept(folders, tmp_path, capsys):
@@ -90,23 +86,14 @@ def test_files_of_another_landscape_are_kept(folders, tmp_path, capsys):
     assert len(rows(tmp_path / "paths.csv")) == 3
 
 
-@pytest.mark.parametrize(
-    "loss",
-    [
-        np.geomspace(0.1, 1e6, 12).reshape(3, 4),
-        np.linspace(-1.0, 2.0, 12).reshape(3, 4),
-        np.full((2, 2), 0.0),
-        np.array([[np.nan, 1.0], [np.inf, 2.0]]),
-    ],
-)
+LOSSES = [np.geomspace(0.1, 1e6, 12).reshape(3, 4), np.linspace(-1.0, 2.0, 12).reshape(3, 4), np.full((2, 2), 0.0)]
+
+
+@pytest.mark.parametrize("loss", [*LOSSES, np.array([[np.nan, 1.0], [np.inf, 2.0]])])
 def test_levels_increase_from_the_lowest_loss_and_reach_all_models(loss):
     finite = loss[np.isfinite(loss)]
     models = np.array([finite.max(), np.nan])
     levels = levels_of(loss, models)
     assert levels.shape == (LEVELS,) and (np.diff(levels) > 0).all()
     assert levels[0] == pytest.approx(finite.min()) and levels[-1] >= finite.max() * (1 - 1e-12)
-
-
-def test_a_landscape_without_a_finite_loss_is_refused():
-    with pytest.raises(ValueError, match="finite somewhere on the grid"):
-        levels_of(np.full((2, 2), np.nan), np.array([1.0]))
+    is_refused("finite somewhere on the grid", levels_of, np.full((2, 2), np.nan), np.array([1.0]))
