@@ -91,7 +91,7 @@ SERVER_PROGRAM = PROGRAM | {
     "part": [*specs("part", PARTS), "cyclic:length=4+momentum:beta=0.3"],
     "feedback": list(FEEDBACKS),
     "compress_per": ["layer", "tensor"],
-    "privacy": specs("privacy", PRIVACY),
+    "privacy": [*specs("privacy", PRIVACY), "dp:clip=1,noise=0.5,quantile=0.5+dp_sgd:clip=1,noise=0.5"],
     "attack": specs("attack", ATTACKS),
     "policy": specs("policy", POLICIES),
     "ditto": ["0.1"],

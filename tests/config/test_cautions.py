@@ -1,6 +1,4 @@
-"""Warnings: modules that start alike for every seed, late evaluations, fragments that go together, infinite models."""
-
-from __future__ import annotations
+"""Warnings of prepared runs: equal starts, late evaluations, settings without effect, feedback that diverges."""
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +8,7 @@ import pytest
 from flax import nnx
 
 from fedjax_async import Method, Settings, models, named, simulate
+from fedjax_async.base.notices import RunWarning, SmallBuffer
 from fedjax_async.clock import TIMINGS
 from fedjax_async.config import prepare
 from fedjax_async.config.cautions import caution_model
@@ -18,6 +17,11 @@ from fedjax_async.server import rule, scale_by_staleness
 from tests.told import warned
 
 SMALL = {"model": "logistic", "clients": 4, "steps": 1, "updates": 6, "eval_updates": 6}
+WORLD = {"model": "logistic", "clients": 3, "steps": 1, "delay": "constant:mean=10"}  # three arrivals every ten seconds
+
+
+def said(settings):
+    return warned(prepare, Settings(**settings))[1]
 
 
 class Seeded(nnx.Module):
@@ -49,46 +53,29 @@ def test_an_nnx_module_starts_alike_for_every_seed_and_says_what_to_do():
     assert said == []
     _, said = seeds_starts(fixed, initial=prepare(Settings(**SMALL | {"model": advice})).params)
     assert said == []
-
-
-def test_an_nnx_module_starts_alike_without_a_server_and_with_a_policy_too():
     for settings in ({"method": "dpsgd"}, {"policy": "power_of_choice:d=2", "timing": "every:concurrency=2"}):
-        _, said = seeds_starts(Seeded(nnx.Rngs(0)), **settings)
-        assert sum("the same for every seed" in line for line in said) >= 2
+        assert sum("the same for every seed" in line for line in seeds_starts(fixed, **settings)[1]) >= 2
 
 
-WORLD = {"model": "logistic", "clients": 3, "steps": 1, "delay": "constant:mean=10"}  # three arrivals every ten seconds
 TIME, UPDATES, STEPS = {"time": 40.0}, {"updates": 12}, {"server_steps": 4, "method": "fedbuff@buffer:size=3"}
 NODES = {"method": "independent"}
-
-
-def said(settings):
-    """The lines that preparing a run says."""
-    return warned(prepare, Settings(**WORLD | settings))[1]
-
-
-OUTSIDE = {
-    "moments": ({"eval_at": "20,50,60"}, "eval_at: no evaluation at 2 of 3 moments, from 50 s on, because"),
-    "seconds": ({"eval_time": 41.0}, "eval_time = 41: longer than the run, which ends after 40 s: only its start"),
-    "updates": ({"eval_updates": 13}, "eval_updates = 13: longer than the run, which has 12 updates"),
-    "many": ({"eval_updates": 1234567}, "eval_updates = 1234567: longer than the run, which has 12 updates"),
-}  # fmt: skip
-INSIDE = [{"eval_at": "20,40"}, {"eval_time": 40.0}, {"eval_time": 7.0}, {"eval_updates": 12}, {}]
+AFTER = [
+    ({"eval_at": "20,50,60"}, "eval_at: no evaluation at 2 of 3 moments, from 50 s on, because"),
+    ({"eval_time": 41.0}, "eval_time = 41: longer than the run, which ends after 40 s: only its start"),
+    ({"eval_updates": 13}, "eval_updates = 13: longer than the run, which has 12 updates"),
+    ({"eval_updates": 1234567}, "eval_updates = 1234567: longer than the run, which has 12 updates"),
+]
+WITHIN = [{"eval_at": "20,40"}, {"eval_time": 40.0}, {"eval_time": 7.0}, {"eval_updates": 12}, {}]
 
 
 @pytest.mark.parametrize("budget", [TIME, UPDATES, STEPS, TIME | NODES, UPDATES | NODES])
 def test_evaluations_after_the_end_are_said_whatever_ends_the_run(budget):
-    for asked, line in OUTSIDE.values():
-        (found,) = said(budget | asked)
+    steps = "eval_steps = 5: longer than the run, which has 4 server steps: only its start and its end"
+    for asked, line in [*AFTER, *([({"eval_steps": 5}, steps)] if budget is STEPS else [])]:
+        (found,) = said(WORLD | budget | asked)
         assert found.startswith(line)
-    for asked in INSIDE:
-        assert said(budget | asked) == []
-
-
-def test_server_steps_after_the_end_are_said():
-    (line,) = said(STEPS | {"eval_steps": 5})
-    assert line.startswith("eval_steps = 5: longer than the run, which has 4 server steps: only its start and its end")
-    assert said(STEPS | {"eval_steps": 4}) == []
+    for asked in [*WITHIN, *([{"eval_steps": 4}] if budget is STEPS else [])]:
+        assert said(WORLD | budget | asked) == []
 
 
 def test_a_run_with_a_policy_says_it_when_its_end_is_known():
@@ -99,89 +86,89 @@ def test_a_run_with_a_policy_says_it_when_its_end_is_known():
     assert len(lines) == 1  # known before the run: a second line would repeat it
 
 
-def test_a_shared_link_without_effect_is_said():
-    shared = {"network": "link:up=1000,shared=true"}
-    (line,) = said(UPDATES | shared)
-    assert line.startswith("network = 'link:up=1000,shared=true': shared has no effect in a run with a server")
-    assert said(UPDATES | shared | {"method": "swift"}) == said(UPDATES | {"network": "link:up=1000"}) == []
+def hurried(scenario):
+    return TIMINGS["hurry"](size=2)(scenario)
 
 
-def test_coefficients_that_change_are_said_where_nodes_add_up_what_they_hear():
-    ring = WORLD | UPDATES | {"topology": "ring", "delay": "constant:mean=10,heterogeneity=0.5"}
-    (line,) = said(ring | {"method": "choco@mean:policy=merge", "updates": 60})
-    assert "messages of the plan are mixed with other coefficients than the first one" in line
-    assert said(ring | {"method": "choco"}) == []
+def ends_jobs(scenario):
+    return hurried(scenario)
 
 
-def divided():
-    """A rule that divides by the staleness, which is 0 for a fresh upload."""
-    return Method(rule(scale_by_staleness(lambda tau: 1.0 / tau.astype(jnp.float32)), optimizer=optax.sgd(1.0)))
-
-
-def test_a_rule_that_makes_the_model_infinite_is_named_with_the_update():
-    run, (line,) = warned(simulate, **SMALL, method=divided(), engine="reference")
-    assert "the model is not finite since update 0, which has the weight inf." in line
-    assert not np.isfinite(run.evaluations["loss"][-1])
-
-
-def test_a_model_of_nodes_that_is_not_finite_is_said_too():
-    run = simulate(method="dpsgd", topology="ring", engine="reference", **SMALL)
-    broken = jax.tree.map(lambda leaf: np.full_like(leaf, np.nan), run.params)
-    losses = np.append(run.evaluations["loss"][:-1], np.nan)
-    with pytest.warns(UserWarning, match="not finite since .* s or before. Uploads"):
-        caution_model(run._replace(params=broken, evaluations=run.evaluations | {"loss": losses}))
-
-
-def test_fragments_that_travel_together_are_said_and_change_nothing():
-    shared = WORLD | {"clients": 4, "updates": 12, "delay": "lognormal:mean=10", "engine": "reference"}
-    with pytest.warns(UserWarning, match=r"^topology: each receiver of a node gets all .* with 2 messages in"):
-        cut = simulate(**shared, method="divshare:omega=0.5", topology="ring")
-    whole = simulate(**shared, method="async_dfedavg", topology="ring")
-    np.testing.assert_allclose(cut.evaluations["loss"], whole.evaluations["loss"], rtol=1e-5)
-    apart = {"method": "divshare:omega=0.5", "updates": 12, "clients": 4}
-    assert said(apart | {"topology": "gossip:receivers=2"}) == []
-    (line,) = said(apart | {"topology": "gossip:receivers=3"})  # all other nodes
-    assert line.startswith("topology: each receiver")
-    assert said(apart | {"topology": "ring", "faults": "drop:probability=0.3"}) == []
-
-
-def test_a_decay_within_jobs_that_end_unforeseen_is_said():
-    polled = WORLD | UPDATES | {"method": "quafl:size=2", "timing": "polling:length=7,size=2"}
-    (line,) = said(polled | {"decay": "linear"})
-    assert line.startswith("decay = 'linear': falls over the local steps that a job turns out to have")
-    assert said(polled | {"decay": "cosine"}) == said(WORLD | UPDATES | {"decay": "linear"}) == []
-    parts = WORLD | UPDATES | {"timing": "midway", "client": going_on_training}
-    (line,) = said(parts | {"decay": "linear"})
-    assert line.startswith("decay = 'linear': falls over the local steps that each part of a job has with the")
-    assert said(parts) == []
-
-
-def test_a_timing_of_the_users_own_says_that_it_ends_jobs():
-    def hurried(scenario):
-        return TIMINGS["hurry"](size=2)(scenario)
-
-    assert said(WORLD | UPDATES | {"timing": named("hurried", hurried), "decay": "linear"}) == []
-    hurried.ends_jobs = True
-    (line,) = said(WORLD | UPDATES | {"timing": named("hurried", hurried), "decay": "linear"})
-    assert "which its client cannot know with the timing hurried;" in line
-
-
+ends_jobs.ends_jobs = True
+SHARED = WORLD | UPDATES | {"network": "link:up=1000,shared=true"}
+RING = WORLD | {"topology": "ring", "delay": "constant:mean=10,heterogeneity=0.5", "updates": 60}
+CUT = WORLD | UPDATES | {"clients": 4, "method": "divshare:omega=0.5"}
+POLLED = WORLD | UPDATES | {"method": "quafl:size=2", "timing": "polling:length=7,size=2"}
+IN_PARTS = WORLD | UPDATES | {"timing": "midway", "client": going_on_training}
+ROUNDS = WORLD | {"timing": "participation", "updates": 6, "delay": "rpi"}
+TOGETHER = r"topology: each receiver of a node gets all"
+FALLS = r"decay = 'linear': falls over the local steps that "
+EPIDEMIC = "no epidemic learning"
+DIVERGES = "may diverge"
 KEPT = {"feedback": "ef"}
+SAID = [
+    (SHARED, "network = 'link:up=1000,shared=true': shared has no effect in a run with a server"),
+    (SHARED | {"method": "swift"}, None), (SHARED | {"network": "link:up=1000"}, None),
+    # coefficients that change where nodes add up what they hear
+    (RING | {"method": "choco@mean:policy=merge"}, "of the plan are mixed with other coefficients than the first one"),
+    (RING | {"method": "choco"}, None),
+    # fragments that travel together
+    (CUT | {"topology": "gossip:receivers=2"}, None), (CUT | {"topology": "gossip:receivers=3"}, TOGETHER),
+    (CUT | {"topology": "ring", "faults": "drop:probability=0.3"}, None),
+    # a decay within jobs that end unforeseen
+    (POLLED | {"decay": "linear"}, FALLS + "a job turns out to have"), (POLLED | {"decay": "cosine"}, None),
+    (WORLD | UPDATES | {"decay": "linear"}, None), (IN_PARTS, None),
+    (IN_PARTS | {"decay": "linear"}, FALLS + "each part of a job has with the"),
+    (WORLD | UPDATES | {"timing": named("hurried", hurried), "decay": "linear"}, None),
+    (WORLD | UPDATES | {"timing": named("hurried", ends_jobs), "decay": "linear"},
+     "which its client cannot know with the timing hurried;"),
+    # what a timing does not use
+    (ROUNDS | {"delay": "constant:mean=9", "network": "link:down=9"},
+     "delay = 'constant:mean=9', network = 'link:down=9': without effect with the timing partic"),
+    (ROUNDS, None),
+    # errors that add up under feedback
+    *((SMALL | {"compress": compress} | settings, DIVERGES) for compress, settings in (
+        ("qsgd", KEPT), ("qsgd", {"feedback": "ef21"}), ("sign", KEPT), ("randk", KEPT),
+        ("topk_qsgd:scaled=false,levels=1", {}), ("qsgd", {"method": "choco"}))),
+    *((SMALL | {"compress": compress} | settings, None) for compress, settings in (
+        ("qsgd:levels=127", KEPT), ("qsgd:scaled=true", {}), ("qsgd", {}), ("qsgd", {"feedback": "off"}),
+        ("randk:unbiased=false", {}), ("topk", {}), ("qsgd:levels=127", {"method": "choco"}))),
+    # epidemic learning on a graph that stays
+    *((SMALL | {"method": method, "topology": topology}, says) for method, topology, says in (
+        ("el_local", "ring", EPIDEMIC), ("el_oracle", "random_regular:degree=2", EPIDEMIC),
+        ("el_local@mean", "ring", None), ("el_local", "gossip:receivers=2", None), ("el_local", None, None),
+        ("el_oracle", "random_regular:degree=2,redraw=true", None), ("dpsgd", "ring", None))),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("compress", "settings", "diverges"),
-    [
-        ("qsgd", KEPT, True), ("qsgd:levels=127", KEPT, False), ("qsgd:scaled=true", {}, False), ("qsgd", {}, False),
-        ("qsgd", {"feedback": "off"}, False), ("qsgd", {"feedback": "ef21"}, True), ("sign", KEPT, True),
-        ("randk", KEPT, True), ("randk:unbiased=false", {}, False), ("topk", {}, False),
-        ("topk_qsgd:scaled=false,levels=1", {}, True), ("qsgd", {"method": "choco"}, True),
-        ("qsgd:levels=127", {"method": "choco"}, False),
-    ],
-)  # fmt: skip
-def test_errors_that_add_up_under_feedback_are_told_before_a_run(compress, settings, diverges):
-    _, said = warned(lambda: prepare(Settings(**SMALL | {"compress": compress} | settings)))
-    assert ["may diverge" in line for line in said] == [True] * diverges
+@pytest.mark.parametrize(("settings", "says"), SAID, ids=range(len(SAID)))
+def test_settings_that_do_not_go_together_are_said_in_a_line_and_others_are_not(settings, says):
+    found = said(settings)
+    assert found == [] if says is None else len(found) == 1 and says in found[0] and "\n" not in found[0]
+
+
+@pytest.mark.parametrize(("method", "given", "small"), [
+    ("fedbuff@buffer:size=3", {"clients": 31}, True), ("fedavg", {"clients": 31, "timing": "buffer:size=3"}, True),
+    ("fedmedian:size=3@buffer:size=3,concurrency=31", {"clients": 40}, True),
+    *((method, {}, False) for method in ("fedbuff@buffer:size=3", "fedbuff@buffer:size=1,concurrency=10", "fedasync",
+                                         "fedavg", "asynfl@window:length=2")),
+    ("fedbuff@buffer:size=3,concurrency=31", {"clients": 40, "policy": "adaptive_buffer:size=3,most=6"}, False),
+])  # fmt: skip
+def test_a_buffer_under_a_tenth_of_the_jobs_in_flight_is_said_in_one_line(method, given, small):
+    settings = Settings(**WORLD | {"method": method, "clients": 30, "updates": 40, "partition": "iid"} | given)
+    _, found = warned(prepare, settings, kind=SmallBuffer)
+    assert len(found) == small and issubclass(SmallBuffer, RunWarning)
+    if small:
+        assert found[0].startswith(f"{method}: its buffer of 3 is under a tenth of the 31 jobs in flight: uploads are")
+        assert "\n" not in found[0] and "@buffer:size=4)" in found[0]
+
+
+def test_fragments_that_travel_together_change_nothing():
+    shared = WORLD | UPDATES | {"clients": 4, "delay": "lognormal:mean=10", "engine": "reference", "topology": "ring"}
+    with pytest.warns(UserWarning, match=rf"^{TOGETHER} .* with 2 messages in"):
+        cut = simulate(**shared, method="divshare:omega=0.5")
+    whole = simulate(**shared, method="async_dfedavg")
+    np.testing.assert_allclose(cut.evaluations["loss"], whole.evaluations["loss"], rtol=1e-5)
 
 
 def test_the_warned_feedback_diverges_and_the_advised_one_does_not():
@@ -194,21 +181,14 @@ def test_the_warned_feedback_diverges_and_the_advised_one_does_not():
     assert last_loss(compress="topk") < 2.4
 
 
-@pytest.mark.parametrize(
-    ("method", "topology", "stays"),
-    [
-        ("el_local", "ring", True), ("el_oracle", "random_regular:degree=2", True), ("el_local@mean", "ring", False),
-        ("el_local", "gossip:receivers=2", False), ("el_oracle", "random_regular:degree=2,redraw=true", False),
-        ("el_local", None, False), ("dpsgd", "ring", False),
-    ],
-)  # fmt: skip
-def test_epidemic_learning_on_a_graph_that_stays_is_told(method, topology, stays):
-    _, said = warned(lambda: prepare(Settings(**SMALL | {"method": method, "topology": topology})))
-    assert ["no epidemic learning" in line for line in said] == [True] * stays
-
-
-def test_what_a_timing_does_not_use_is_said():
-    rounds = {"model": "logistic", "clients": 3, "steps": 1, "timing": "participation", "updates": 6, "delay": "rpi"}
-    (line,) = said(rounds | {"delay": "constant:mean=9", "network": "link:down=9"})
-    assert line.startswith("delay = 'constant:mean=9', network = 'link:down=9': without effect with the timing partic")
-    assert said(rounds) == []
+def test_what_makes_a_model_infinite_is_named_with_the_update_and_of_nodes_too():
+    """The rule divides by the staleness, which is 0 for a fresh upload."""
+    divided = rule(scale_by_staleness(lambda tau: 1.0 / tau.astype(jnp.float32)), optimizer=optax.sgd(1.0))
+    run, (line,) = warned(simulate, **SMALL, method=Method(divided), engine="reference")
+    assert "the model is not finite since update 0, which has the weight inf." in line
+    assert not np.isfinite(run.evaluations["loss"][-1])
+    run = simulate(method="dpsgd", topology="ring", engine="reference", **SMALL)
+    broken = jax.tree.map(lambda leaf: np.full_like(leaf, np.nan), run.params)
+    losses = np.append(run.evaluations["loss"][:-1], np.nan)
+    with pytest.warns(UserWarning, match="not finite since .* s or before. Uploads"):
+        caution_model(run._replace(params=broken, evaluations=run.evaluations | {"loss": losses}))

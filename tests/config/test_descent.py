@@ -1,7 +1,5 @@
 """Tuning along the gradient of a whole run: it descends, stays in range, and refuses what it cannot do."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +10,7 @@ from fedjax_async import Method, Settings, server, simulate
 from fedjax_async.config import PerStaleness, descent, tune
 from fedjax_async.config.problem import data_of
 from fedjax_async.config.resolving import resolved
+from tests.told import is_refused
 
 SETTINGS = Settings(
     method="fedasync:mixing=0.2,exponent=0", model="logistic", clients=4, updates=8, steps=2, validation_fraction=0.1,
@@ -19,15 +18,10 @@ SETTINGS = Settings(
 )  # fmt: skip
 
 
-NAMES = ["method.mixing", "lr"]
-
-
-@pytest.fixture(scope="module")
-def tuned():
-    return tune(SETTINGS, NAMES, steps=2, rate=0.5)
-
-
-def test_it_descends_on_the_validation_loss_and_the_settings_are_those_found(tuned):
+def test_it_descends_on_the_validation_loss_and_the_settings_are_those_found():
+    """Data with validation parts need no fraction; the tests that are slow have one."""
+    given = Settings(method=SETTINGS.method, model="logistic", updates=8, steps=2, lr=0.01)
+    tuned = tune(given, ["method.mixing", "lr"], steps=2, rate=0.5, data=data_of(resolved(SETTINGS)))
     assert tuned.losses.shape == (3,) and tuned.best == 2
     assert (np.diff(tuned.losses) < 0).all()
     assert tuned.values["lr"][0] == pytest.approx(0.01) and tuned.values["lr"][-1] > 0.025
@@ -35,12 +29,6 @@ def test_it_descends_on_the_validation_loss_and_the_settings_are_those_found(tun
     assert tuned.settings.lr == pytest.approx(tuned.values["lr"][-1])
     run = simulate(tuned.settings, engine="reference")
     assert run.evaluations["validation_loss"][-1] == pytest.approx(tuned.losses[-1], rel=1e-4)
-
-
-def test_data_with_validation_parts_need_no_fraction(tuned):
-    data = data_of(resolved(SETTINGS))
-    given = Settings(method=SETTINGS.method, model="logistic", updates=8, steps=2, lr=0.01)
-    np.testing.assert_array_equal(tune(given, NAMES, steps=2, rate=0.5, data=data).losses, tuned.losses)
 
 
 @pytest.mark.slow
@@ -61,17 +49,16 @@ def test_a_value_a_staleness_over_two_seeds():
 def test_a_local_step_without_gradient_is_refused_before_the_run_is_planned(monkeypatch):
     monkeypatch.setattr(descent, "trajectory", lambda *_, **__: pytest.fail("it was planned and traced"))
     with pytest.raises(ValueError, match="method = 'asynccurve:order=after': must be one with local training in loops"):
-        tune(Settings(**vars(SETTINGS) | {"method": "asynccurve:order=after"}), ["lr"])
+        tune(replace(SETTINGS, method="asynccurve:order=after"), ["lr"])
 
 
 @pytest.mark.slow
 def test_objects_are_part_of_the_settings_and_have_no_options_to_tune():
-    fields = vars(SETTINGS) | {"method": "fedasync", "updates": 2}
-    tuned = tune(Settings(**fields), ["method.server_lr"], steps=1, method="asgd:server_lr=0.5")
+    base = replace(SETTINGS, method="fedasync", updates=2)
+    tuned = tune(base, ["method.server_lr"], steps=1, method="asgd:server_lr=0.5")
     assert tuned.settings.method == f"asgd:server_lr={float(tuned.values['method.server_lr'][tuned.best])}"
     given = Method(server.fedasync(mixing=0.3))
-    with pytest.raises(ValueError, match=r"method.mixing'?: must be .* is an object"):
-        tune(Settings(**fields), ["method.mixing"], method=given)
+    is_refused(r"method.mixing'?: must be .* is an object", tune, base, ["method.mixing"], method=given)
 
 
 def test_a_number_without_slope_is_refused():
@@ -96,5 +83,4 @@ def test_a_number_without_slope_is_refused():
     ({"optimizer": "adam"}, "optimizer = 'adam': must be an optax transformation"),
 ])  # fmt: skip
 def test_what_cannot_be_tuned_is_refused_before_the_descent(options, message):
-    with pytest.raises(ValueError, match=message):
-        tune(**{"settings": SETTINGS, "names": ["lr"], **options})
+    is_refused(message, tune, **{"settings": SETTINGS, "names": ["lr"], **options})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import warnings
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ import pytest
 from flax import linen, nnx
 
 from fedjax_async import Method, Settings, Spec, fingerprint, models, named, register, server, simulate, sweep
-from fedjax_async.base import identity, registry
+from fedjax_async.base import identity
 from fedjax_async.base.notices import RunWarning
 from fedjax_async.clock import AVAILABILITY, DELAYS, FAULTS, NETWORKS, TIMINGS, Delays, make_schedule
 from fedjax_async.compress import COMPRESSORS
@@ -27,7 +27,8 @@ from fedjax_async.data.embedded import fashion_mnist_6k
 from fedjax_async.data.problems import synthetic
 from fedjax_async.local import local_training
 from fedjax_async.types import Info, Message, ServerAlgorithm, Traced
-from tests.told import same
+from tests.refusals import refusals
+from tests.told import is_refused, same, warned
 
 SMALL = {"model": "logistic", "clients": 4, "steps": 1, "updates": 6, "eval_updates": 6}
 
@@ -55,15 +56,24 @@ def test_objects_run_as_their_names_do():
     given = SMALL | {"engine": "reference"}
     run = simulate(**given | {field: make() for field, (_, make) in OBJECTS.items()})
     equal(run, simulate(**given | {field: spec for field, (spec, _) in OBJECTS.items()}))
-    assert {field: [*names.values()] for field, names in run.settings["own"].items()} == {
-        field: [fingerprint(make())] for field, (_, make) in OBJECTS.items()
-    }
+    found = {field: [*names.values()] for field, names in run.settings["own"].items()}
+    assert found == {field: [fingerprint(make())] for field, (_, make) in OBJECTS.items()}
 
 
 @pytest.mark.parametrize("field", OBJECTS)
-def test_equal_objects_are_equal_settings(field):
+def test_settings_come_back_from_a_file_with_the_same_objects_only(field):
     make = OBJECTS[field][1]
     assert Settings(**SMALL | {field: make()}) == Settings(**SMALL | {field: make()}) != Settings(**SMALL)
+    before = Settings(**SMALL | {field: named("mine", make())})
+    content = as_dict(before)
+    assert from_dict(content, {field: make()}) == before  # the object takes the name in the file
+    assert from_dict(content, {field: named("mine", make())}) == before
+    alone = from_dict(content)
+    assert as_dict(alone) == content
+    is_refused(rf"^{field} = 'mine': is a part of your own; give it again \({field}=...\)", prepare, alone)
+    is_refused(f"^{field} = 'mine': must be the code that", from_dict, content, {field: named("mine", jnp.sin)})
+    is_refused(f"^{field} = 'other': must be named 'mine'", from_dict, content, {field: named("other", make())})
+    is_refused("^client = .*: must be left out: the run has no object", from_dict, content, {"client": make()})
 
 
 def test_a_client_algorithm_trains_and_its_begin_is_told_the_local_steps():
@@ -97,10 +107,9 @@ def test_data_that_are_dealt_already_are_used_as_they_are():
     small = {name: value for name, value in SMALL.items() if name != "clients"}
     run = prepare(Settings(dataset=data, **small))
     assert run.described["clients"] == 5 and run.described["partition"] == "natural"
-    with pytest.raises(ValueError, match="partition = 'iid': must be left out: the clients' data are given"):
-        simulate(data=data, partition="iid", **small)
-    with pytest.raises(ValueError, match="data = 'mnist': must be FederatedData; a data set by its name is dataset="):
-        simulate(data="mnist", **SMALL)
+    says = "partition = 'iid': must be left out: the clients' data are given"
+    is_refused(says, simulate, data=data, partition="iid", **small)
+    is_refused("data = 'mnist': must be FederatedData; a data set by its name is data", simulate, data="mnist", **small)
 
 
 class Linen(linen.Module):
@@ -132,18 +141,15 @@ def test_flax_modules_are_models():
     assert set(run.params) == {"layers"} and run.settings["model"] == "net"
 
 
-@pytest.mark.parametrize(("name", "thing", "message"), [
-    *[(name, server.asgd(), "name = .*: must be of letters, digits")
-      for name in ("", "..", "a b", "a:b", "a@b", "a,b", "a/b", "ä", 5, None)],
-    *[("mine", thing, "object = .*: must be an object of your own") for thing in (5, "fedasync", None, [1], {"a": 1})],
-])  # fmt: skip
-def test_a_plain_name_stands_for_an_object(name, thing, message):
-    with pytest.raises(ValueError, match=message):
-        named(name, thing)
+test_a_plain_name_stands_for_an_object = refusals(
+    *((name, server.asgd(), "^name = .*: must be of letters, digits")
+      for name in ("", "..", "a b", "a:b", "a@b", "a,b", "a/b", "ä", 5, None)),
+    *(("mine", thing, "^object = .*: must be an object of your own") for thing in (5, "fedasync", None, [1], {"a": 1})),
+    by=named,
+)  # fmt: skip
 
 
 def fair(*, gain: Traced = 0.5, power: float = 1.0):
-    """A rule of the user's own."""
     return server.fedasync(mixing=gain**power)
 
 
@@ -154,16 +160,16 @@ def test_the_spec_of_a_rule_is_a_method_whose_options_are_swept_and_kept(tmp_pat
     assert len(plan_groups([point.settings for point in found.points])) == 1
     for gain, run in zip((0.25, 0.75), found.runs, strict=True):
         alone = simulate(**SMALL, method=f"fedasync:mixing={gain}")
-        for x, y in zip(jax.tree.leaves(run.params), jax.tree.leaves(alone.params), strict=True):
-            np.testing.assert_allclose(x, y, atol=1e-6)
+        jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), run.params, alone.params)
     given = {**SMALL, "plots": False, "out": tmp_path / "run"}
-    run = simulate(**given, method=Spec(fair, gain=0.75))
+    run, again = (simulate(**given, method=Spec(fair, gain=0.75)) for _ in range(2))  # the second is read
+    equal(run, again)
     assert run.settings["method"] == "fair:gain=0.75"
-    equal(run, simulate(**given, method=Spec(fair, gain=0.75)))  # read
-    with pytest.raises(ValueError, match=r"code of method 'fair:gain=0.75'|method = 'fair:gain=0.25', saved 'fair:gai"):
-        simulate(**given, method=Spec(fair, gain=0.25))
-    with pytest.raises(ValueError, match=r"'method.gian': fair has no option 'gian'; did you mean 'method.gain'"):
-        sweep(base, {"method.gian": [0.1, 0.2]})
+    assert re.fullmatch(r"<Run: fair:gain=0.75, 6 updates, loss [\d.]+, accuracy [\d.]+>", repr(run))
+    says = "code of method 'fair:gain=0.75'|method = 'fair:gain=0.25', saved 'fair:gai"
+    is_refused(says, simulate, **given, method=Spec(fair, gain=0.25))
+    says = "'method.gian': fair has no option 'gian'; did you mean 'method.gain'"
+    is_refused(says, sweep, base, {"method.gian": [0.1, 0.2]})
 
 
 def rush(*, long: float = 2.0):
@@ -177,19 +183,17 @@ def pulled(model, *, optimizer, batch_size, pull: Traced = 0.1):
     return local_training(model, optimizer=optimizer, batch_size=batch_size, proximal=pull)
 
 
-@pytest.mark.parametrize(("change", "message"), [
+# test_wrong_values.py has more of them, for every setting
+test_wrong_objects_are_refused = refusals(
     ({"model": Linen(), "dataset": "quadratic:clients=4"}, r"must be a Model of models.from_flax\(net, .*loss="),
-    ({"method": server.asgd()}, r"method = 'a ServerAlgorithm': must be a name or a .*; wrap the rule: Method\("),
-    ({"client": optax.sgd(0.1)}, "client = .*: must be a ClientAlgorithm, a factory of one, .*, or a name registered"),
+    ({"method": server.asgd()}, r"^method = 'a ServerAlgorithm': must be a name or a .*; wrap the rule: Method\("),
+    ({"client": optax.sgd(0.1)}, "^client = .*: must be a ClientAlgorithm, a factory of one, .*, or a name registered"),
     # specs that no run can call
     ({"method": Spec(fair, 3)}, r"^arguments of method.rule = \(3,\): must be left out"),
     ({"method": Method(fair, client=Spec(pulled, 3))}, r"^arguments of method.client = \(3,\): must be left out"),
-    ({"method": Spec(fair, gain=np.ones(2))}, r"^method.rule: option gain = .*: must be a single number"),
-])  # fmt: skip
-def test_wrong_objects_are_refused(change, message):
-    """``test_kinds.py`` has more of them, for every setting."""
-    with pytest.raises(ValueError, match=message):
-        simulate(**SMALL | change)
+    ({"method": Spec(fair, gain=np.ones(2))}, "^method.rule: option gain = .*: must be a single number"),
+    by=lambda change: simulate(**SMALL | change),
+)
 
 
 def test_the_spec_of_any_factory_is_a_part_whose_options_are_swept():
@@ -203,20 +207,15 @@ def test_the_spec_of_any_factory_is_a_part_whose_options_are_swept():
     alike = sweep(base | {"method": inside, "client": None}, {"method.pull": [0.5], "delay.long": [1.0]})
     equal(alike.run(0), found.run(0))
     assert len(plan_groups([point.settings for point in found.points])) == 1
-    with pytest.raises(ValueError, match=r"^option gain of positional = 1: must be keyword-only: def positional\("):
-        Spec(positional, gain=1)
+    is_refused(r"^option gain of positional = 1: must be keyword-only: def positional\(", Spec, positional, gain=1)
 
 
 def test_several_options_of_a_spec_are_set_together():
-    points = [
-        {"method.gain": 0.4},
-        {"method.gain": 0.5, "method.power": 2.0},
-        {"method": Spec(fair), "method.gain": 0.3},
-    ]
+    points = [{"method.gain": 0.4}, {"method.gain": 0.5, "method.power": 2.0}]
+    points += [{"method": Spec(fair), "method.gain": 0.3}]
     found = expand(SMALL | {"method": Spec(fair, power=1.5)}, points=points)
-    assert [str(point.settings.method) for point in found] == [
-        "fair:power=1.5,gain=0.4", "fair:power=2.0,gain=0.5", "fair:gain=0.3"
-    ]  # fmt: skip
+    texts = ["power=1.5,gain=0.4", "power=2.0,gain=0.5", "gain=0.3"]
+    assert [str(point.settings.method) for point in found] == [f"fair:{text}" for text in texts]
     assert len(expand(SMALL | {"method": Spec(fair)}, {"method.gain": [0.3, 0.5], "method.power": [1.0, 2.0]})) == 4
     unnamed = expand(SMALL | {"method": Method(Spec(fair))}, {"method.gain": [0.3, 0.5]})
     texts = [str(point.settings.method) for point in unnamed]
@@ -238,33 +237,24 @@ def positional(gain=1.0):
 
 
 @pytest.mark.parametrize("registered", [False, True])
-def test_a_timing_that_ignores_conditions_is_said(monkeypatch, registered):
+def test_a_timing_that_ignores_conditions_is_said(nothing_stays_registered, registered):
     def in_turn(scenario):
-        count, done = scenario.until.updates, np.arange(scenario.until.updates)
-        clients = done % scenario.num_clients
-        columns = {"job": done, "time": done + 1.0, "closes": done >= 0, "dispatched_after": np.maximum(done - 3, 0)}
-        when = {"dispatch_time": np.maximum(done - 3.0, 0.0), "upload_time": done + 1.0}
-        steps = np.ones(count, int)
-        return make_schedule(num_clients=scenario.num_clients, client=clients, local_steps=steps, **columns, **when)
+        done = np.arange(scenario.until.updates)
+        before = np.maximum(done - 3, 0)
+        when = {"dispatch_time": before.astype(float), "upload_time": done + 1.0, "time": done + 1.0}
+        how = {"job": done, "closes": done >= 0, "dispatched_after": before, "local_steps": np.ones(len(done), int)}
+        return make_schedule(num_clients=scenario.num_clients, client=done % scenario.num_clients, **how, **when)
 
-    monkeypatch.setattr(registry, "ADDED", {})
     timing = in_turn
     if registered:
         timing = "in_turn"
         register("timing", timing)(lambda: in_turn)
     given = {"faults": "drop:probability=0.9", "timeout": 1.0, "max_staleness": 0}
     given["availability"] = "joins:share=1,by=99"
-    said = r"^faults, timeout, max_staleness, availability: without effect on this plan; a timing of your own must"
-    with pytest.warns(RunWarning, match=said):
-        simulate(**SMALL, timing=timing, **given)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", RunWarning)
-        simulate(**SMALL, timing=timing)
-
-
-def test_a_run_is_shown_in_one_line():
-    shown = repr(simulate(**SMALL, method=Spec(fair)))
-    assert re.fullmatch(r"<Run: fair, 6 updates, loss [\d.]+, accuracy [\d.]+>", shown)
+    says = "faults, timeout, max_staleness, availability: without effect on this plan; a timing of your own must"
+    _, (line,) = warned(prepare, Settings(**SMALL, timing=timing, **given), kind=RunWarning)
+    assert line.startswith(says)
+    assert warned(prepare, Settings(**SMALL, timing=timing), kind=RunWarning)[1] == []
 
 
 def test_a_list_of_graphs_may_have_a_name(tmp_path):
@@ -278,37 +268,13 @@ def test_a_list_of_graphs_may_have_a_name(tmp_path):
 def test_a_name_needs_a_fingerprint_and_a_bare_object_does_not():
     hidden = iter([1])
     thing, other = (Method(server.asgd()._replace(params=lambda state: (hidden, state.params)[1])) for _ in range(2))
-    with pytest.raises(ValueError, match=r"fingerprint of rule -> params -> .*'s hidden = <list_iterator"):
-        named("mine", thing)
+    is_refused(r"fingerprint of rule -> params -> .*'s hidden = <list_iterator", named, "mine", thing)
+    plain = as_dict(Settings(updates=5))
+    assert "own" not in plain and "client" not in plain and from_dict(plain) == Settings(updates=5)
     content = as_dict(Settings(method=thing, updates=1))
     assert content["method"] == "(object)" and content["own"] == {"method": {"(object)": None}}
     assert Settings(method=thing, updates=1) == Settings(method=thing, updates=1)
     assert Settings(method=thing, updates=1) != Settings(method=other, updates=1)
-
-
-@pytest.mark.parametrize("field", OBJECTS)
-def test_settings_come_back_from_a_file_with_the_same_objects_only(field):
-    _, make = OBJECTS[field]
-    before = Settings(**SMALL | {field: named("mine", make())})
-    content = as_dict(before)
-    assert from_dict(content, {field: make()}) == before  # the object takes the name in the file
-    assert from_dict(content, {field: named("mine", make())}) == before
-    alone = from_dict(content)
-    assert as_dict(alone) == content
-    with pytest.raises(ValueError, match=rf"^{field} = 'mine': is a part of your own; give it again \({field}=...\)"):
-        prepare(alone)
-    with pytest.raises(ValueError, match=rf"^{field} = 'mine': must be the code that the run began with"):
-        from_dict(content, {field: named("mine", jnp.sin)})
-    with pytest.raises(ValueError, match=rf"^{field} = 'other': must be named 'mine'"):
-        from_dict(content, {field: named("other", make())})
-    with pytest.raises(ValueError, match=r"^client = .*: must be left out: the run has no object of your own there"):
-        from_dict(content, {"client": make()})
-
-
-def test_plain_settings_are_written_as_before():
-    content = as_dict(Settings(updates=5))
-    assert "own" not in content and "client" not in content
-    assert from_dict(content) == Settings(updates=5)
 
 
 def test_a_sweep_over_objects_and_names():
@@ -322,11 +288,18 @@ def test_a_sweep_over_objects_and_names():
         expand(SMALL | {"method": mine}, {"method.limit": [1, 2]})
 
 
-# --- compiled programs ------------------------------------------------------------------------------
-
 TINY = {
     "dataset": synthetic(clients=2), "clients": 2, "model": "logistic", "steps": 1, "updates": 1, "delay": "constant",
 }  # fmt: skip
+
+
+def moved(factor):
+    """A function ``receive`` that adds ``factor`` times the delta."""
+
+    def receive(state, memory, arrival):
+        return jax.tree.map(lambda p, d: p + factor * d, state, arrival.upload), memory, Info(arrival.weight)
+
+    return receive
 
 
 class SaysItIsEqual:
@@ -341,32 +314,24 @@ class SaysItIsEqual:
     def __hash__(self):
         return 0
 
-    def __call__(self, state, memory, arrival):
-        return jax.tree.map(lambda p, d: p + self.factor * d, state, arrival.upload), memory, Info(arrival.weight)
-
-
-def scaled(factor):
-    """A rule that adds ``factor`` times the delta."""
-
-    def receive(state, memory, arrival):
-        return jax.tree.map(lambda p, d: p + factor * d, state, arrival.upload), memory, Info(arrival.weight)
-
-    return ServerAlgorithm(
-        lambda params: (params, ()),
-        receive,
-        lambda state, memory, request: (Message(state), memory),
-        lambda state: state,
-    )
-
-
-RULE = scaled(1.0)
+    def __call__(self, *given):
+        return moved(self.factor)(*given)
 
 
 def rule_with(receive):
-    """Only ``receive`` is another one: the rest does not tell two rules apart."""
     return RULE._replace(receive=receive)
 
 
+def scaled(factor):
+    return rule_with(moved(factor))
+
+
+RULE = ServerAlgorithm(
+    init=lambda params: (params, ()),
+    receive=moved(1.0),
+    dispatch=lambda state, memory, request: (Message(state), memory),
+    params=lambda state: state,
+)
 HOLDER = SaysItIsEqual(1.0)
 FACTOR = [1.0]
 
@@ -396,7 +361,6 @@ WAYS = {
 
 
 def change_of(server_rule):
-    """The change of the parameters in one run."""
     experiment = prepare(Settings(**TINY, method=Method(server_rule)))
     before = np.asarray(experiment.params["output"]["kernel"])
     return np.asarray(execute(experiment).params["output"]["kernel"]) - before

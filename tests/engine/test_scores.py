@@ -1,6 +1,6 @@
 """What a run scores: its clients' own models, training loss, metrics, fine-tuned models, and validation parts.
 
-``tests/config/test_personal.py`` has own and fine-tuned models by hand.
+``tests/config/test_measures.py`` has own and fine-tuned models by hand.
 """
 
 from __future__ import annotations
