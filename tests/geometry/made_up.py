@@ -5,11 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 SHAPES = {"conv": {"kernel": (3, 2), "bias": (2,)}, "dense": {"kernel": ()}}
-GROUPS = {
-    "layer": [[("conv", "kernel"), ("conv", "bias")], [("dense", "kernel")]],
-    "tensor": [[("conv", "kernel")], [("conv", "bias")], [("dense", "kernel")]],
-    "whole": [[("conv", "kernel"), ("conv", "bias"), ("dense", "kernel")]],
-}
+GROUPS = {"layer": [[0, 1], [2]], "tensor": [[0], [1], [2]], "whole": [[0, 1, 2]]}  # leaves that are one vector
 
 
 def random_tree(rng, rows=()):
@@ -26,15 +22,9 @@ def scaled(tree, factor):
     return jax.tree.map(lambda leaf: leaf * jnp.asarray(factor, leaf.dtype), tree)
 
 
-def leaf(tree, path):
-    for name in path:
-        tree = tree[name]
-    return np.asarray(tree)
-
-
 def vector(tree, group, rows=False):
-    parts = [leaf(tree, path) for path in group]
-    return np.concatenate([p.reshape((len(p), -1) if rows else -1) for p in parts], axis=-1)
+    leaves = [np.asarray(jax.tree.leaves(tree)[number]) for number in group]
+    return np.concatenate([leaf.reshape((len(leaf), -1) if rows else -1) for leaf in leaves], axis=-1)
 
 
 def flat(tree):

@@ -10,6 +10,7 @@ from jax.extend.core import jaxprs_in_params
 
 from fedjax_async import geometry
 from fedjax_async.geometry import CORRECTIONS, MANIFOLDS
+from tests.geometry.made_up import trees
 
 OF_ORTHOCORRECT = {"orthograd", "orthopos", "orthostrict"}  # it with other numbers
 
@@ -40,12 +41,6 @@ FUNCTIONS = {
 }
 
 
-def small_trees(seed=0):
-    """Three trees of a matrix and a number."""
-    rng = np.random.default_rng(seed)
-    return [{"kernel": jnp.asarray(rng.normal(size=(3, 2))), "scale": jnp.asarray(rng.normal())} for _ in range(3)]
-
-
 def total(result):
     return sum(jnp.sum(leaf.astype(jnp.result_type(float))) for leaf in jax.tree.leaves(result))
 
@@ -66,48 +61,6 @@ def with_gradients(name):
     return compiled
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_batches_are_as_one_by_one_and_dtypes_are_kept(name):
-    function = FUNCTIONS[name]
-    x, y, z = small_trees()
-    alone, _ = with_gradients(name)(x, y, z)
-    twice = jax.tree.map(lambda leaf: jnp.stack([leaf, 2.0 * leaf]), (x, y, z))
-    together = jax.jit(jax.vmap(function))(*twice)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a[0], b, rtol=1e-5, atol=1e-6), together, alone)
-    mixed = {**x, "scale": jnp.bfloat16(0.5)}
-    result = jax.eval_shape(function, mixed, *({**each, "scale": jnp.bfloat16(0.25)} for each in (y, z)))
-    if jax.tree.structure(result) == jax.tree.structure(x):
-        assert jax.tree.map(lambda leaf: leaf.dtype, result) == jax.tree.map(lambda leaf: leaf.dtype, mixed)
-        assert jax.tree.map(lambda leaf: leaf.shape, result) == jax.tree.map(lambda leaf: leaf.shape, x)
-    with jax.enable_x64(True):
-        wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), small_trees())
-        assert all(leaf.dtype == jnp.float64 for leaf in jax.tree.leaves(jax.eval_shape(function, *wide)))
-        narrow = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), wide)
-        jax.eval_shape(function, *narrow)
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_gradients_are_finite_everywhere_zero_and_equal_points_included(name):
-    x, y, z = small_trees()
-    nothing = jax.tree.map(jnp.zeros_like, x)
-    for case in [(x, y, z), (x, x, x), (nothing, nothing, nothing), (x, nothing, z), (nothing, y, z), (x, y, nothing)]:
-        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(with_gradients(name)(*case)[1]))
-
-
-@pytest.mark.float64
-@pytest.mark.parametrize(
-    "name", ["bezier", "bezier_length", "control_point", "rotate", "project_out", "lorentz_penalty"]
-)
-def test_gradients_are_those_of_finite_differences(name):
-    function = FUNCTIONS[name]
-    points, ways = small_trees(1), small_trees(2)
-    points = jax.tree.map(lambda leaf: 0.3 * leaf, points)
-    value = jax.jit(lambda points: sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(function(*points))))
-    _, slope = jax.jvp(value, (points,), (ways,))
-    ahead, behind = (jax.tree.map(lambda p, w, h=h: p + h * w, points, ways) for h in (1e-6, -1e-6))
-    np.testing.assert_allclose(slope, (value(ahead) - value(behind)) / 2e-6, rtol=1e-5)
-
-
 def sizes(jaxpr):
     """The sizes of all values that a program computes, inner programs included."""
     for equation in jaxpr.eqns:
@@ -117,12 +70,43 @@ def sizes(jaxpr):
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_no_value_is_larger_than_the_params(name):
+def test_batches_are_as_one_by_one_dtypes_are_kept_and_gradients_finite(name):
+    function = FUNCTIONS[name]
+    x, y, z = trees(0, 3)
+    alone, _ = with_gradients(name)(x, y, z)
+    twice = jax.tree.map(lambda leaf: jnp.stack([leaf, 2.0 * leaf]), (x, y, z))
+    together = jax.jit(jax.vmap(function))(*twice)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a[0], b, rtol=1e-5, atol=1e-6), together, alone)
+    x_mixed, *mixed = ({**each, "dense": jax.tree.map(jnp.bfloat16, each["dense"])} for each in (x, y, z))
+    result = jax.eval_shape(function, x_mixed, *mixed)
+    if jax.tree.structure(result) == jax.tree.structure(x):
+        types = jax.tree.map(lambda leaf: (leaf.dtype, leaf.shape), result)
+        assert types == jax.tree.map(lambda leaf: (leaf.dtype, leaf.shape), x_mixed)
+    with jax.enable_x64(True):
+        wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), (x, y, z))
+        assert all(leaf.dtype == jnp.float64 for leaf in jax.tree.leaves(jax.eval_shape(function, *wide)))
+        jax.eval_shape(function, x, y, z)
+    # zero and equal points included
+    nothing = jax.tree.map(jnp.zeros_like, x)
+    for case in [(x, y, z), (x, x, x), (nothing, nothing, nothing), (x, nothing, z), (nothing, y, z), (x, y, nothing)]:
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(with_gradients(name)(*case)[1]))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_no_value_is_larger_than_the_params_and_a_tree_without_leaves_is_fine(name):
     wide = {"layer": {"kernel": jnp.ones((50, 40)), "bias": jnp.ones(40)}}
     program = jax.make_jaxpr(jax.grad(lambda *each: total(FUNCTIONS[name](*each))))(wide, wide, wide)
     assert max(sizes(program.jaxpr)) <= 3 * 50 * 40  # a simplex of three holds three
+    assert name == "centroid" or jax.tree.leaves(FUNCTIONS[name]({}, {}, {})) in ([], [0.0], [1.0])
 
 
-@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "centroid"])
-def test_a_tree_without_leaves_is_fine(name):
-    assert jax.tree.leaves(FUNCTIONS[name]({}, {}, {})) in ([], [0.0], [1.0])
+@pytest.mark.float64
+@pytest.mark.parametrize(
+    "name", ["bezier", "bezier_length", "control_point", "rotate", "project_out", "lorentz_penalty"]
+)
+def test_gradients_are_those_of_finite_differences(name):
+    points, ways = trees(1, 3, 0.3), trees(2, 3)
+    value = jax.jit(lambda points: sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(FUNCTIONS[name](*points))))
+    _, slope = jax.jvp(value, (points,), (ways,))
+    ahead, behind = (jax.tree.map(lambda p, w, h=h: p + h * w, points, ways) for h in (1e-6, -1e-6))
+    np.testing.assert_allclose(slope, (value(ahead) - value(behind)) / 2e-6, rtol=1e-5)

@@ -18,13 +18,6 @@ def bezier_length(points, pieces=20_000):
     return np.linalg.norm(np.diff(on_curve, axis=0), axis=1).sum()
 
 
-def elevated(points):
-    """The n + 2 points of the same curve as one of degree n + 1."""
-    n = len(points)
-    inner = [j / n * points[j - 1] + (1 - j / n) * points[j] for j in range(1, n)]
-    return [points[0], *inner, points[-1]]
-
-
 def polygon(points, s):
     n = len(points) - 1
     j = min(int(s * n), n - 1) if n else 0
