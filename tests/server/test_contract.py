@@ -1,5 +1,6 @@
 """The contract of every entry of ``SERVERS``."""
 
+import functools
 import inspect
 
 import jax
@@ -47,20 +48,27 @@ def types(value):
     return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.weak_type), jax.eval_shape(lambda: value))
 
 
+def traced_options(factory):
+    return {name: p for name, p in factories.options_of(factory).items() if factories.is_traced(p)}
+
+
 @pytest.mark.parametrize("factory", [*SERVERS.values(), *STALENESS.values()])
-def test_factories_take_keywords_with_defaults_and_say_what_they_do(factory):
-    parameters = inspect.signature(factory).parameters
+def test_factories_take_keywords_with_defaults_numbers_to_trace_or_choices_and_say_what_they_do(factory):
+    parameters, traced = inspect.signature(factory).parameters, traced_options(factory)
     assert list(factories.options_of(factory)) == list(parameters)
     assert all(p.default is not p.empty and p.kind is p.KEYWORD_ONLY for p in parameters.values())
     assert factories.summary(factory).endswith(".")
+    for option, parameter in factories.options_of(factory).items():
+        kinds = (int, float, type(None)) if option in traced else parameter.annotation
+        assert isinstance(parameter.default, kinds), option
 
 
 @pytest.mark.parametrize("name", SERVERS)
 def test_state_keeps_its_types_and_dispatch_sends_the_current_params(name):
     """The types include weak types. Types in and out are equal, so the second call is not traced again."""
-    server, params = MADE[name], PARAMS
+    server = MADE[name]
     arrivals = arrivals_for(name, closing(random_uploads(0, 3, rejected=0.0), at=[1, 2]))
-    state, memory = server.init(params)
+    state, memory = server.init(PARAMS)
     first = types((state, memory))
     traced = []  # programs so far, after each call; a test below calls the same program, in any order
     for i, moved in enumerate([False, True, True]):
@@ -68,7 +76,7 @@ def test_state_keeps_its_types_and_dispatch_sends_the_current_params(name):
         state, memory, info = RECEIVE[name](state, memory, tree.gather(arrivals, i))
         traced.append(RECEIVE[name]._cache_size())
         message, after = server.dispatch(state, memory, Request())
-        assert types((state, memory)) == first == types((state, after)) and types(message.params) == types(params)
+        assert types((state, memory)) == first == types((state, after)) and types(message.params) == types(PARAMS)
         phase = {"correction_phase": ((), "int32")} if name in ("orthodyn", "asynccurve") else {}
         assert info.weight > 0 and (info.weight.shape, str(info.weight.dtype)) == ((), "float32")
         assert {column: (leaf.shape, str(leaf.dtype)) for column, leaf in info.columns.items()} == phase
@@ -76,15 +84,10 @@ def test_state_keeps_its_types_and_dispatch_sends_the_current_params(name):
             jax.tree.map(np.testing.assert_array_equal, message.params, server.params(state))
         assert np.any(server.params(state)["full"] != last["full"]) == (moved or name in AT_ONCE)
     assert traced == [1, 1, 1]
-
-
-@pytest.mark.parametrize("name", SERVERS)
-def test_state_keeps_its_types_where_every_arrival_closes(name):
-    server, arrival = SERVERS[name](), tree.gather(arrivals_for(name, random_uploads(0, 1)), 0)
-    facts = Facts(CLIENTS, every_closes=True)
-    before = jax.eval_shape(lambda: server.init(PARAMS, facts))
-    after = jax.eval_shape(lambda given: closed(server, *server.receive(*given, arrival)[:2]), before)
-    assert after == before
+    # and where every arrival closes a step
+    before = jax.eval_shape(lambda: server.init(PARAMS, Facts(CLIENTS, every_closes=True)))
+    arrival = tree.gather(arrivals, 0)
+    assert jax.eval_shape(lambda given: closed(server, *server.receive(*given, arrival)[:2]), before) == before
 
 
 SUMMING = ["fedbuff", "fednova", "asynfl", "ca2fl", "mifa", "area", "malenia", "feddyn", "quafl", "scaffold"]
@@ -114,18 +117,6 @@ def test_a_long_step_in_half_precision_is_as_long_as_in_full(name):
         np.testing.assert_allclose(np.asarray(half, np.float32), full, rtol=0.01)
 
 
-def traced_options(factory):
-    return {name: p for name, p in factories.options_of(factory).items() if factories.is_traced(p)}
-
-
-@pytest.mark.parametrize("name", SERVERS)
-def test_options_are_numbers_to_trace_or_static_choices(name):
-    traced = traced_options(SERVERS[name])
-    for option, parameter in factories.options_of(SERVERS[name]).items():
-        kinds = (int, float, type(None)) if option in traced else parameter.annotation
-        assert isinstance(parameter.default, kinds), option
-
-
 # Options that need others: all are given but ``exponent``, then, where there is one, all but those of the hinge.
 NEEDS = {"staleness": "hinge", "phases": "orthograd+asgd+orthopos", "regions": 0.5}
 GIVEN = [(name, "hinge") for name in SERVERS] + [(n, "polynomial") for n in SERVERS if "staleness" in options(n)]
@@ -152,39 +143,11 @@ def test_numbers_of_any_kind_leave_the_types_of_the_state_alone(name, staleness,
         given = server.init(PARAMS)
         return given, received(server)(*given, arrival)[:2]
 
-    if kind == "whole":
-        before, after = jax.eval_shape(lambda: before_and_after(values))
-    else:
-        before, after = jax.eval_shape(before_and_after, {key: KINDS[kind](value) for key, value in values.items()})
-    assert values and jax.tree.map(lambda s: (s.shape, s.dtype), (after,)) == jax.tree.map(
-        lambda s: (s.shape, s.dtype), (before,)
-    )
-
-
-# A rule of each file, and the ones whose steps are of another kind.
-EAGER = {factory.__module__: name for name, factory in SERVERS.items()}.values()
-
-
-@pytest.mark.parametrize("name", EAGER)
-def test_compiled_or_not_is_the_same(name):
-    server, params = MADE[name], PARAMS
-    arrivals = arrivals_for(name, closing(random_uploads(1, 3), at=[0, 2]))
-
-    def ending(receive):
-        state, memory = server.init(params)
-        for i in range(3):
-            state, memory, info = receive(state, memory, tree.gather(arrivals, i))
-        return state, memory, info
-
-    def same(a, b):
-        tolerance = {"rtol": 2e-2, "atol": 1e-2} if a.dtype == jnp.bfloat16 else {"rtol": 1e-5, "atol": 1e-7}
-        if name == "asynccurve":  # the rotation of all leaves together carries bfloat16's rounding to the others
-            tolerance = {"rtol": max(tolerance["rtol"], 1e-3), "atol": max(tolerance["atol"], 1e-5)}
-        np.testing.assert_allclose(np.asarray(a, np.float32), np.asarray(b, np.float32), **tolerance)
-
-    with jax.disable_jit():
-        plain = ending(received(server))
-    jax.tree.map(same, ending(RECEIVE[name]), plain)
+    given = values if kind == "whole" else {key: KINDS[kind](value) for key, value in values.items()}
+    shapes = functools.partial(jax.tree.map, lambda leaf: (leaf.shape, leaf.dtype))
+    traced = (lambda: before_and_after(given),) if kind == "whole" else (before_and_after, given)
+    before, after = shapes(jax.eval_shape(*traced))
+    assert values and after == before
 
 
 INFINITE = float("inf")
@@ -218,6 +181,14 @@ def test_bad_numbers_are_refused_by_name(name):
 
 
 WEIGHTING = [name for name in SERVERS if "weighting" in options(name)]
+WEIGHTS = [
+    ("polinomial", {}, "^staleness = 'polinomial': unknown; did you mean 'polynomial'"),
+    ("constant", {"exponent": 1.0}, "^exponent = 1.0: must be left out: staleness weight 'constant'"),
+    ("polynomial", {"slope": 1.0}, "^slope = 1.0: must be left out"),
+    ("hinge", {"exponent": 1.0}, "^exponent = 1.0: must be left out"),
+    ("hinge", {"slope": 0}, "^slope = 0: must be a finite number > 0"),
+    ("hinge", {"threshold": -1}, "^threshold = -1: must be a finite number >= 0"),
+]
 test_bad_choices_are_refused = refusals(
     *((name, {"weighting": "size"}, "^weighting = 'size': must be ") for name in WEIGHTING),
     *((name, {"overstale": 0.5}, "^overstale = 0.5: must be left out: it needs overstale_after$") for name in SERVERS),
@@ -236,22 +207,9 @@ test_bad_choices_are_refused = refusals(
     ("asynccurve", {"momentum_on": "some"}, "^momentum_on = 'some': must be "),
     ("asynccurve", {"warm": "some"}, "^warm = 'some': must be "),
     ("fedmrur", {"reaggregate": "some"}, "^reaggregate = 'some': must be "),
-    by=lambda name, given: SERVERS[name](**given),
-)
-BAD_WEIGHTS = [
-    ("polinomial", {}, "^staleness = 'polinomial': unknown; did you mean 'polynomial'"),
-    ("constant", {"exponent": 1.0}, "^exponent = 1.0: must be left out: staleness weight 'constant'"),
-    ("polynomial", {"slope": 1.0}, "^slope = 1.0: must be left out"),
-    ("hinge", {"exponent": 1.0}, "^exponent = 1.0: must be left out"),
-    ("hinge", {"slope": 0}, "^slope = 0: must be a finite number > 0"),
-    ("hinge", {"threshold": -1}, "^threshold = -1: must be a finite number >= 0"),
-]
-test_bad_staleness_weights_are_refused = refusals(
-    *((rule, *case) for rule in ("fedasync", "fedbuff") for case in BAD_WEIGHTS),
-    by=lambda rule, name, given: SERVERS[rule](staleness=name, **given),
-)
-test_a_bad_divisor_is_refused = refusals(
-    *((value, "^divisor = ") for value in (0, -3, "n", INFINITE)), by=lambda value: mean(divisor=value)
+    *(("mean", {"divisor": value}, "^divisor = ") for value in (0, -3, "n", INFINITE)),
+    *((rule, {"staleness": name} | given, says) for rule in ("fedasync", "fedbuff") for name, given, says in WEIGHTS),
+    by=lambda name, given: (SERVERS | {"mean": mean})[name](**given),
 )
 
 

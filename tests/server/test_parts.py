@@ -1,7 +1,5 @@
 """Server parts by name: against NumPy over 50 arrivals, against AsyncCurve's options, in runs; and refused parts."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,22 +15,17 @@ from fedjax_async.server import PARTS, SERVERS, with_parts
 from fedjax_async.types import Facts
 from tests.geometry.textbook import surgery
 from tests.refusals import refusals
-from tests.server import textbook
-from tests.server.made_up import (
-    CLIENTS,
-    flat,
-    random_uploads,
-    receive_all,
-    received,
-    stacked,
-    start_params,
-    uploading,
-)
+from tests.server import made_up, textbook
+from tests.server.made_up import CLIENTS, flat, random_uploads, start_params
+
+
+def arrivals_of(spec, uploads):
+    return made_up.uploading(spec.partition(":")[0].partition("+")[0], made_up.stacked(uploads))
 
 
 def path_of(spec, uploads):
-    arrivals = uploading(spec.partition(":")[0].partition("+")[0], stacked(uploads))
-    path, weights = jax.jit(lambda: receive_all(method(spec).rule.make(), start_params(), arrivals)[1:])()
+    rule, arrivals = method(spec).rule.make(), arrivals_of(spec, uploads)
+    path, weights = jax.jit(lambda: made_up.receive_all(rule, start_params(), arrivals)[1:])()
     return flat(path), np.asarray(weights)
 
 
@@ -42,11 +35,8 @@ def path_of(spec, uploads):
 class Book(textbook.Rule):
     """A rule of uniform mean directions with every part; a part whose option is left out does nothing."""
 
-    def __init__(self, *, lr, corrected=False, limit=None, of_changes=0.0, lowest=1.0, length=1, of_steps=0.0,
-                 sigma=2.0, every=1, **options):  # fmt: skip
-        super().__init__(None, s=textbook.polynomial, **options)
-        self.lr, self.corrected, self.limit, self.of_changes, self.lowest = lr, corrected, limit, of_changes, lowest
-        self.length, self.of_steps, self.sigma, self.every = length, of_steps, sigma, every
+    staleness, corrected, limit, lowest, length = "polynomial", False, None, 1.0, 1
+    of_changes, of_steps, sigma, every = 0.0, 0.0, 2.0, 1  # momenta of both kinds; the average
 
     def begin(self, x, uploads):
         self.begins, self.tau, self.models = self.sigma * sum(u.closes for u in uploads), 0, []
@@ -55,14 +45,14 @@ class Book(textbook.Rule):
     def direction(self, x, u):
         return surgery(u.delta, x - u.start) if self.corrected else super().direction(x, u)
 
-    def taken(self, x, u, client, direction, scale):
-        self.counts[client] += 1
-        share = 1.0 if self.limit is None else min(self.limit, self.counts.sum() / (CLIENTS * self.counts[client]))
-        self.moved = self.of_changes * self.moved + share * direction
-        return scale * self.moved
+    def taken(self, x, t):
+        self.counts[t.client] += 1
+        share = 1.0 if self.limit is None else min(self.limit, self.counts.sum() / (CLIENTS * self.counts[t.client]))
+        self.moved = self.of_changes * self.moved + share * t.direction
+        return t.scale * self.moved
 
-    def step(self, x, waiting):
-        eta = self.lr * (1 + (self.lowest - 1) * (self.tau % self.length) / max(self.length - 1, 1))
+    def close(self, x, waiting):
+        eta = self.server_lr * (1 + (self.lowest - 1) * (self.tau % self.length) / max(self.length - 1, 1))
         self.stepped = self.of_steps * self.stepped + eta * np.mean(waiting, axis=0)
         if self.tau >= self.begins and self.tau % self.every == 0:
             self.models.append(x + self.stepped)
@@ -74,18 +64,18 @@ class Book(textbook.Rule):
 
 
 BOOKS = {
-    "fedbuff:server_lr=0.7+swa:start=0.3": {"lr": 0.7, "sigma": 0.3},
+    "fedbuff:server_lr=0.7+swa:start=0.3": {"server_lr": 0.7, "sigma": 0.3},
     "fedbuff:server_lr=0.2+correction+dominance:limit=1.5+cyclic:length=4+momentum:beta=0.5+swa:start=0.2,every=3": {
-        "lr": 0.2, "corrected": True, "limit": 1.5, "lowest": 0.2, "length": 4, "of_steps": 0.5,
+        "server_lr": 0.2, "corrected": True, "limit": 1.5, "lowest": 0.2, "length": 4, "of_steps": 0.5,
         "sigma": 0.2, "every": 3,
     },
     "fedasync+cyclic:lowest=0.3,length=5+momentum:beta=0.4": {
-        "lr": 0.6, "towards": True, "lowest": 0.3, "length": 5, "of_steps": 0.4,
+        "server_lr": 0.6, "towards": True, "lowest": 0.3, "length": 5, "of_steps": 0.4,
     },
     "fedasync:mixing=0.2+dominance+momentum:beta=0.4,of=changes": {
-        "lr": 0.2, "towards": True, "limit": 1.0, "of_changes": 0.4,
+        "server_lr": 0.2, "towards": True, "limit": 1.0, "of_changes": 0.4,
     },
-    "orthofl+dominance+swa:start=0.5": {"lr": 0.6, "towards": True, "limit": 1.0, "sigma": 0.5},
+    "orthofl+dominance+swa:start=0.5": {"server_lr": 0.6, "towards": True, "limit": 1.0, "sigma": 0.5},
 }  # fmt: skip
 
 
@@ -111,27 +101,20 @@ SAME = {  # the others are those of NumPy above, and the options in ``test_rules
         f"{PLAIN},lowest=1,step=line,server_lr=1+geodesic:size=0.4",
         f"{PLAIN},lowest=1,step=geodesic,server_lr=0.4",
     ),
+    "none": ("fedbuff+correction:by=asgd+cyclic:lowest=1+momentum:beta=0+swa:start=1", "fedbuff"),
 }
 
 
 @pytest.mark.slow_cases("geodesic")
 @pytest.mark.float64
 @pytest.mark.parametrize(("spec", "option"), SAME.values(), ids=SAME)
-def test_a_part_is_the_option_of_rules_that_have_one(spec, option):
+def test_a_part_is_the_option_of_rules_that_have_one_and_may_do_nothing(spec, option):
     uploads = [u._replace(closes=True) for u in random_uploads(12, 20)]
-    have, _ = path_of(spec, uploads)
-    want, _ = path_of(option, uploads)
+    (have, weights), (want, same) = path_of(spec, uploads), path_of(option, uploads)
     np.testing.assert_allclose(have, want, rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.float64
-def test_parts_that_do_nothing_leave_the_rule_as_it_is():
-    uploads = random_uploads(13)
-    still = "+correction:by=asgd+cyclic:lowest=1+momentum:beta=0+swa:start=1"
-    have, weights = path_of(f"fedbuff{still}", uploads)
-    want, same = path_of("fedbuff", uploads)
-    np.testing.assert_allclose(have, want, rtol=1e-12)
-    np.testing.assert_allclose(weights, same, rtol=1e-12)
+    if option == "fedbuff":
+        np.testing.assert_allclose(have, want, rtol=1e-12)
+        np.testing.assert_allclose(weights, same, rtol=1e-12)
 
 
 # --- by name ----------------------------------------------------------------------------------------
@@ -140,7 +123,7 @@ def test_parts_that_do_nothing_leave_the_rule_as_it_is():
 BASE = {"model": "logistic", "clients": 4, "steps": 1, "updates": 12, "eval_updates": 4, "delay": "exponential"}
 
 
-def test_a_sweep_over_options_of_parts_shares_a_program():
+def test_options_of_parts_have_paths_and_a_sweep_over_them_shares_a_program():
     base = Settings(method="fedbuff+swa:start=0.3+dominance", timing="buffer:size=3", **BASE)
     grid = {"method.swa.start": 0.6, "method.dominance.limit": 2.0, "method.server_lr": 0.5}
     settings = [base, *(Settings(**changed(fields_of(base), {path: value})) for path, value in grid.items())]
@@ -150,20 +133,14 @@ def test_a_sweep_over_options_of_parts_shares_a_program():
         "fedbuff:server_lr=0.5+swa:start=0.3+dominance",
     ]
     assert len(plan_groups(settings)) == 1
-
-
-def test_options_of_parts_have_paths():
-    method = "fedbuff:server_lr=0.5+swa:start=0.3+dominance"
-    base = Settings(method=method, timing="buffer:size=3", **BASE)
-    assert value_of(base, "method.swa.start") == 0.3 and value_of(base, "method.swa.every") is None
-    left = values_of(base, ["method", "method.server_lr", "method.swa.start"])
+    given = settings[-1]
+    assert value_of(given, "method.swa.start") == 0.3 and value_of(given, "method.swa.every") is None
+    left = values_of(given, ["method", "method.server_lr", "method.swa.start"])
     assert left == {"method": "fedbuff+swa+dominance", "method.server_lr": 0.5, "method.swa.start": 0.3}
 
 
-def test_a_part_of_the_users_own_has_a_fingerprint(monkeypatch):
-    monkeypatch.setattr(registry, "ADDED", {})
-    registry.forget()
-
+@pytest.mark.usefixtures("nothing_stays_registered")
+def test_a_part_of_the_users_own_has_a_fingerprint():
     @register("part", "shorter")
     def shorter(*, by: float = 0.5):
         """Every step times a number."""
@@ -173,7 +150,6 @@ def test_a_part_of_the_users_own_has_a_fingerprint(monkeypatch):
     np.testing.assert_allclose(have, want, rtol=1e-6)
     saved = as_dict(Settings(method="asgd+shorter:by=0.25", **BASE))
     assert saved["own"] == {"method": {"+shorter": registry.ADDED["part"]["shorter"].fingerprint}}
-    registry.forget()
 
 
 def test_every_part_says_what_it_does_and_may_be_made_without_options():
@@ -182,7 +158,7 @@ def test_every_part_says_what_it_does_and_may_be_made_without_options():
         assert factories.summary(factory).endswith(".") and sum(place is not None for place in part) == 1, name
 
 
-REFUSED = [
+test_what_makes_no_sense_is_refused_with_its_reason = refusals(
     ("fedbuff+swaa", "part = 'swaa': unknown; did you mean 'swa'?"),
     ("fedbuff+swa:begin=1", "part = 'swa:begin=1': swa has no option 'begin'"),
     ("fedbuff+swa+swa", "part = 'swa': must be given once"),
@@ -202,17 +178,8 @@ REFUSED = [
     ("asynccurve+swa", "has it by its option swa (swa=1 switches"),
     ("fedavgm+momentum", "has it by its option momentum (momentum=0 switches"),
     ("swift+swa", "part = 'swa': must be left out: swift runs without a server"),
-]
-
-
-test_what_makes_no_sense_is_refused_with_its_reason = refusals(
-    *REFUSED,
     by=lambda spec: prepare(Settings(**BASE | {"method": spec})),
 )
-
-
-def shapes(tree):
-    return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree)
 
 
 def taken_by(name):
@@ -227,18 +194,20 @@ def taken_by(name):
     return taken
 
 
+OF_EACH_FILE = {factory.__module__: name for name, factory in SERVERS.items()}.values()
+
+
 @pytest.mark.parametrize("name", SERVERS)
-def test_a_rule_takes_a_part_or_says_why_not(name):
-    assert {"geodesic", "dominance", "swa"} & {*taken_by(name)}
-
-
-@pytest.mark.parametrize("name", {factory.__module__: name for name, factory in SERVERS.items()}.values())
-def test_a_rule_of_each_file_keeps_the_types_of_its_state_with_all_parts(name):
-    rule = with_parts(SERVERS[name], {part: PARTS[part]() for part in taken_by(name)})()
-    arrival = jax.eval_shape(lambda: jax.tree.map(lambda leaf: leaf[0], uploading(name, stacked(random_uploads(0, 1)))))
-    before = jax.eval_shape(rule.init, start_params(), Facts(CLIENTS, False, 9, 5))
-    after = jax.eval_shape(received(rule), *before, arrival)[:2]
-    assert shapes(after) == shapes(before)
+def test_a_rule_takes_a_part_or_says_why_not_and_keeps_the_types_of_its_state(name):
+    parts = taken_by(name)
+    assert {"geodesic", "dominance", "swa"} & {*parts}
+    if name in OF_EACH_FILE:
+        rule = with_parts(SERVERS[name], {part: PARTS[part]() for part in parts})()
+        arrival = jax.eval_shape(lambda: jax.tree.map(lambda leaf: leaf[0], arrivals_of(name, random_uploads(0, 1))))
+        before = jax.eval_shape(rule.init, start_params(), Facts(CLIENTS, False, 9, 5))
+        after = jax.eval_shape(made_up.received(rule), *before, arrival)[:2]
+        before, after = (jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), state) for state in (before, after))
+        assert after == before
 
 
 def test_a_rule_that_cannot_take_a_part_is_refused_before_it_is_built():

@@ -5,19 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_async import simulate
+from fedjax_async import server, simulate
 from fedjax_async.base import tree
 from fedjax_async.config.protection import multipliers
-from fedjax_async.server import (
-    ATTACKS,
-    PRIVACY,
-    SERVERS,
-    asgd,
-    attacked,
-    delay_adaptive_asgd,
-    differentially_private,
-    fedbuff,
-)
+from fedjax_async.server import ATTACKS, PRIVACY, SERVERS, asgd, differentially_private, fedbuff
 from fedjax_async.server.privacy import combined, noised
 from tests.refusals import refusals
 from tests.server.made_up import closing, flat, random_uploads, received, stacked, start_params
@@ -71,9 +62,11 @@ def adapted(uploads, clip, quantile, rate, draws):
 
 
 @pytest.mark.float64
-@pytest.mark.parametrize("adapts", [False, True])
-def test_clip_and_noise_equal_numpy(adapts):
+@pytest.mark.parametrize(("adapts", "closes_by_itself"), [(False, False), (True, False), (True, True)])
+def test_clip_and_noise_equal_numpy(adapts, closes_by_itself):
     rule = fedbuff(staleness="constant", server_lr=1.0)
+    if closes_by_itself:
+        rule = rule._replace(receive=received(rule), close=None)
     own = {"quantile": 0.4, "rate": 0.7, "count_deviation": 0.3} if adapts else {}
     path, info = path_of(differentially_private(rule, clip=2.5, deviation=0.2, **own), UPLOADS, key=KEYS)
     columns = jax.tree.map(np.asarray, info.columns)
@@ -87,15 +80,6 @@ def test_clip_and_noise_equal_numpy(adapts):
     accepted = np.array([u.examples > 0 for u in UPLOADS])
     np.testing.assert_array_equal(columns["clipped"], accepted & (norms(UPLOADS) > clips))
     assert 0 < columns["clipped"].sum() < 12 > accepted.sum(), "the uploads must try both sides of the clip"
-
-
-@pytest.mark.float64
-def test_a_rule_without_close_has_an_adaptive_clip_too():
-    closed = asgd()
-    open_one = closed._replace(receive=received(closed), close=None)
-    rules = [differentially_private(r, clip=1.0, quantile=0.5) for r in (closed, open_one)]
-    found = [path_of(rule, closing(UPLOADS), key=KEYS)[1].columns["clip"] for rule in rules]
-    np.testing.assert_array_equal(*found)
 
 
 def test_noise_is_gaussian_independent_and_of_the_key():
@@ -123,7 +107,7 @@ def test_which_rules_are_of_sums():
     assert {name for name, factory in SERVERS.items() if factory().sums} == SUMMING
     assert not fedbuff(clip=1.0).sums and fedbuff(overstale_after=2.0, overstale=0.5).sums
     # the server would see the sum of those that it does not reject
-    assert not fedbuff(overstale_after=2.0).sums and not delay_adaptive_asgd(late="drop").sums
+    assert not fedbuff(overstale_after=2.0).sums and not server.delay_adaptive_asgd(late="drop").sums
 
 
 def test_the_noise_is_divided_between_uploads_and_count():
@@ -136,11 +120,6 @@ def test_the_noise_is_divided_between_uploads_and_count():
     assert multipliers(0.7, None, None, 10) == (0.7, 0.0) and multipliers(0.0, 0.5, None, 10) == (0.0, 0.0)
 
 
-def test_two_parts_of_a_kind_are_refused():
-    with pytest.raises(ValueError, match=r"^parts for secure sums = 2: must be at most one of a kind$"):
-        combined([PRIVACY["secure"](), PRIVACY["secure"](size=3)])
-
-
 COUNT = 30
 MALICIOUS = np.arange(COUNT) % 3 == 1
 SENT = closing(random_uploads(2, COUNT, rejected=0.1))
@@ -151,7 +130,7 @@ FORGED = [name for name in ATTACKS if name != "label_flip"]
 
 def received_uploads(attack, norm_limit=None):
     """The change of ASGD's model at each arrival, [E, D], and the columns."""
-    path, info = path_of(attacked(asgd(), attack, start_params(), norm_limit), SENT, malicious=MALICIOUS)
+    path, info = path_of(server.attacked(asgd(), attack, start_params(), norm_limit), SENT, malicious=MALICIOUS)
     return np.diff(path, axis=0, prepend=flat(start_params())[None]), info
 
 
@@ -186,11 +165,6 @@ def test_forged_uploads_equal_numpy(name):
     np.testing.assert_allclose(found, want, rtol=1e-10, atol=1e-12)
     np.testing.assert_array_equal(info.columns["malicious"], MALICIOUS)
     np.testing.assert_allclose(info.columns["sent_norm"], np.linalg.norm(want, axis=1), rtol=1e-10)
-    if name == "alie":  # at most ten uploads: plain mean and variance
-        mean, variance, count = seen_before(9)
-        rows = HONEST[:9][ACCEPTED[:9] & ~MALICIOUS[:9]]
-        assert count == len(rows) >= 3
-        np.testing.assert_allclose((mean, variance), (rows.mean(axis=0), rows.var(axis=0)), rtol=1e-10)
 
 
 def test_a_forged_upload_above_the_norm_limit_is_rejected():
@@ -246,9 +220,10 @@ test_wrong_options_are_refused = refusals(
 )
 
 
-def test_a_client_that_there_is_not_is_refused():
-    with pytest.raises(ValueError, match="clients = 9: must be a whole number from 0 to 7"):
-        ATTACKS["alie"](clients="0+9").who.drawn(8, np.random.default_rng(0))
+test_parts_that_do_not_fit_are_refused = refusals(
+    (lambda: combined([PRIVACY["secure"](), PRIVACY["secure"](size=3)]), "^parts for secure sums = 2: must be at most"),
+    (lambda: ATTACKS["alie"](clients="0+9").who.drawn(8, None), "clients = 9: must be a whole number from 0 to 7"),
+)
 
 
 # attack -> a rule that it harms, the least loss in points, a rule that resists it, and the most points by which this

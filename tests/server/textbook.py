@@ -1,10 +1,7 @@
 """Every server rule once more: float64 NumPy on flat vectors, written from the papers' formulas."""
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,147 +23,181 @@ class Guards(NamedTuple):
     overstale_after: float = np.inf
     overstale: float = 0.0
 
-    def factor(self, direction: np.ndarray, u: Upload) -> float:
+    def factor(self, direction, u):
         length = np.sqrt((direction**2).sum())
         clipped = self.clip / length if length > self.clip else 1.0
         return clipped * (self.overstale if u.staleness > self.overstale_after else 1.0)
 
 
-def weighted_mean(directions: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    return sum(p * d for p, d in zip(shares / shares.sum(), directions))
+class Taken(NamedTuple):
+    """An accepted upload that waits for the close of its step."""
+
+    u: Upload
+    client: int
+    direction: np.ndarray  # within the guard rails
+    scale: float
+    share: float
 
 
 NO_GUARDS = Guards()
 CLIENTS = 7  # upload ``e`` comes from client ``e mod CLIENTS``
-Path = tuple[np.ndarray, np.ndarray]
 
 
-class Rule:
-    """``move(x, d, state)`` at the close of a step, d the mean of ``a s(tau) Delta``, uniform or by examples.
-
-    ``towards``: a direction leads from x to the client's model, and is not its delta.
-    """
-
-    at_once = False  # whether every arrival closes a step
-
-    def __init__(
-        self, move: Any, state: Any = None, *, by_examples: bool = False, s: Any = None, a: float = 1.0,
-        towards: bool = False, combine: Callable[[np.ndarray, np.ndarray], np.ndarray] = weighted_mean,
-    ):  # fmt: skip
-        self.move, self.state, self.s, self.a, self.combine = move, state, s or constant, a, combine
-        self.by_examples, self.towards = by_examples, towards
-
-    def begin(self, x: np.ndarray, uploads: list[Upload]) -> None:
-        """Make the memory of a run."""
-
-    def seen(self, u: Upload, client: int) -> Upload:
-        """The upload as the rule sees it."""
-        return u
-
-    def direction(self, x: np.ndarray, u: Upload) -> np.ndarray:
-        return u.start + u.delta - x if self.towards else u.delta
-
-    def scale(self, u: Upload, client: int) -> float:
-        return self.a * self.s(u.staleness)
-
-    def share(self, u: Upload) -> float:
-        """Weight in the mean over one server step."""
-        return u.examples if self.by_examples else 1.0
-
-    def taken(self, x: np.ndarray, u: Upload, client: int, direction: np.ndarray, scale: float) -> Any:
-        """What waits for the close after an accepted arrival; ``direction`` is within the guard rails."""
-        return scale * direction, self.share(u)
-
-    def step(self, x: np.ndarray, waiting: list[Any]) -> np.ndarray:
-        directions, shares = (np.array(column) for column in zip(*waiting))
-        x, self.state = self.move(x, self.combine(directions, shares), self.state)
-        return x
-
-    def shown(self, x: np.ndarray) -> np.ndarray:
-        """The params that are evaluated."""
-        return x
-
-
-def play(x: np.ndarray, uploads: list[Upload], rule: Rule, guards: Guards = NO_GUARDS) -> Path:
-    """Params after every arrival [E, D] and effective weights [E]: accumulate until ``closes``, then step."""
-    rule, waiting, path, weights = copy.deepcopy(rule), [], [], []
-    rule.begin(x, uploads)
-    for e, upload in enumerate(uploads):
-        client = e % CLIENTS
-        u = rule.seen(upload, client)
-        direction = rule.direction(x, u)
-        factor = guards.factor(direction, u) if u.examples > 0 else 0.0
-        scale = rule.scale(u, client) if factor > 0 else 0.0
-        weights.append(rule.share(u) * factor * scale)
-        if factor > 0:
-            waiting.append(rule.taken(x, u, client, factor * direction, scale))
-        if (u.closes or rule.at_once) and waiting:
-            x, waiting = rule.step(x, waiting), []
-        path.append(rule.shown(x))
-    return np.array(path), np.array(weights)
-
-
-def constant(tau: int) -> float:
-    return 1.0
-
-
-def hinge(tau: int, a: float = 10.0, b: float = 4.0) -> float:
+def hinge(tau, a=10.0, b=4.0):
     return 1.0 if tau <= b else 1.0 / (a * (tau - b) + 1.0)
 
 
-def polynomial(tau: int, p: float = 0.5) -> float:
+def polynomial(tau, p=0.5):
     return (1.0 + tau) ** -p
 
 
-def over_all(n: int, lr: float = 1.0, s: Any = None) -> Rule:
-    """AsynFL, eq. 7 without its C: ``x <- x + (lr / n) sum Delta_i`` over the clients of the step.
+class Rule:
+    """``x <- x + server_lr d`` or ``move(x, d, state)`` at the close of a step, d the mean of ``mixing s(tau) Delta``.
 
-    With ``s``: FedCompass, Li et al. (2024), ``x <- x + lr sum s(tau_i) p_i Delta_i`` with equal weights p_i.
+    The mean is uniform or by examples. ``towards``: a direction leads from x to the client's model, and is not its
+    delta. Options have the names of the package.
     """
-    return Rule(add(lr), s=s, combine=lambda directions, shares: directions.sum(axis=0) / n)
+
+    server_lr, mixing, weighting, towards = 1.0, 1.0, "uniform", False
+    staleness, exponent, slope, threshold = "constant", 0.5, 10.0, 4.0
+    move, state = None, None
+    at_once = False  # whether every arrival closes a step
+
+    def __init__(self, **options):
+        vars(self).update({"waiting": []} | options)
+
+    def s(self, tau):
+        """The weight of an upload by its staleness."""
+        if self.staleness == "hinge":
+            return hinge(tau, self.slope, self.threshold)
+        return polynomial(tau, self.exponent) if self.staleness == "polynomial" else 1.0
+
+    def begin(self, x, uploads):
+        """Make the memory of a run."""
+
+    def seen(self, u, client):
+        """The upload as the rule sees it."""
+        return u
+
+    def direction(self, x, u):
+        return u.start + u.delta - x if self.towards else u.delta
+
+    def scale(self, u, client):
+        return self.mixing * self.s(u.staleness)
+
+    def share(self, u):
+        """Weight in the mean over one server step."""
+        return u.examples if self.weighting == "examples" else 1.0
+
+    def taken(self, x, t):
+        """What waits for the close after an accepted arrival."""
+        return t
+
+    def combine(self, directions, shares):
+        return sum(p * d for p, d in zip(shares / shares.sum(), directions))
+
+    def close(self, x, waiting):
+        directions, shares = [t.scale * t.direction for t in waiting], [t.share for t in waiting]
+        mean = self.combine(np.array(directions), np.array(shares))
+        if self.move is None:
+            return x + self.server_lr * mean
+        x, self.state = self.move(x, mean, self.state)
+        return x
+
+    def shown(self, x):
+        """The params that are evaluated."""
+        return x
+
+    def sent(self, x, client):
+        """What a client is sent after a step with an upload of its own."""
+        return x
+
+    def arrive(self, x, upload, client, guards=NO_GUARDS):
+        """The params after an arrival and its effective weight: accumulate until ``closes``, then step."""
+        u = self.seen(upload, client)
+        direction = self.direction(x, u)
+        factor = guards.factor(direction, u) if u.examples > 0 else 0.0
+        scale = self.scale(u, client) if factor > 0 else 0.0
+        weight = self.share(u) * factor * scale
+        if factor > 0:
+            self.waiting.append(self.taken(x, Taken(u, client, factor * direction, scale, self.share(u))))
+        if (u.closes or self.at_once) and self.waiting:
+            x, self.waiting = self.close(x, self.waiting), []
+        return x, weight
 
 
-def robust(combine: Any, lr: float = 1.0, s: Any = None) -> Rule:
-    """``x <- x + lr combine(s(tau_i) Delta_i)``."""
-    return Rule(add(lr), s=s or polynomial, combine=lambda directions, shares: combine(directions))
+def play(x, uploads, rule, guards=NO_GUARDS):
+    """Params after every arrival [E, D] and effective weights [E]."""
+    rule, path, weights = copy.deepcopy(rule), [], []
+    rule.begin(x, uploads)
+    for e, upload in enumerate(uploads):
+        x, weight = rule.arrive(x, upload, e % CLIENTS, guards)
+        path.append(rule.shown(x))
+        weights.append(weight)
+    return np.array(path), np.array(weights)
 
 
-def mixing(a: float = 0.6, s: Any = None) -> Rule:
-    """FedAsync: ``x <- x + a_t (x_i - x)``; with several arrivals in a server step, the mean of their mixing steps."""
-    return Rule(add(), s=s or polynomial, a=a, towards=True)
+class OverAll(Rule):
+    """AsynFL, eq. 7 without its C: ``x <- x + (eta / N) sum Delta_i`` over the clients of the step.
+
+    With staleness weights: FedCompass, Li et al. (2024), ``x <- x + eta sum s(tau_i) p_i Delta_i``, equal weights p_i.
+    """
+
+    def combine(self, directions, shares):
+        return directions.sum(axis=0) / CLIENTS
 
 
-def median(directions: np.ndarray) -> np.ndarray:
-    return np.median(directions, axis=0)
+class FedAsync(Rule):
+    """``x <- x + a_t (x_i - x)``; with several arrivals in a server step, the mean of their mixing steps."""
+
+    mixing, staleness, towards = 0.6, "polynomial", True
 
 
-def trimmed_mean(directions: np.ndarray, trim: float = 0.2) -> np.ndarray:
+class Median(Rule):
+    staleness = "polynomial"
+
+    def combine(self, directions, shares):
+        return np.median(directions, axis=0)
+
+
+class TrimmedMean(Median):
     """Yin et al. (2018), Definition 2, coordinate by coordinate; ``trim`` has at most two decimals."""
-    n = len(directions)
-    k = round(100 * trim) * n // 100
-    return np.array([np.mean(sorted(column)[k : n - k]) for column in directions.T])
+
+    trim = 0.2
+
+    def combine(self, directions, shares):
+        n = len(directions)
+        k = round(100 * self.trim) * n // 100
+        return np.array([np.mean(sorted(column)[k : n - k]) for column in directions.T])
 
 
-def krum(directions: np.ndarray, f: int = 1, m: int = 1) -> np.ndarray:
+class Krum(Median):
     """Blanchard et al. (2017), section 4: sum over the n - f - 2 nearest others; of equal scores the first wins."""
-    n = len(directions)
-    while f > 0 and n < 2 * f + 3:
-        f -= 1
-    scores = []
-    for i in range(n):
-        others = sorted(((directions[i] - directions[j]) ** 2).sum() for j in range(n) if j != i)
-        scores.append(sum(others[: max(n - f - 2, 0)]))
-    best = sorted(range(n), key=lambda i: (scores[i], i))[: min(m, n - f)]
-    return np.mean(directions[best], axis=0)
+
+    byzantine, select = 1, 1
+
+    def combine(self, directions, shares=None):
+        n, f = len(directions), self.byzantine
+        while f > 0 and n < 2 * f + 3:
+            f -= 1
+        scores = []
+        for i in range(n):
+            others = sorted(((directions[i] - directions[j]) ** 2).sum() for j in range(n) if j != i)
+            scores.append(sum(others[: int(max(n - f - 2, 0))]))
+        best = sorted(range(n), key=lambda i: (scores[i], i))[: int(min(self.select, n - f))]
+        return np.mean(directions[best], axis=0)
 
 
-def add(lr: float = 1.0) -> Any:
+# --- optimisers: ``move`` and its state at the start ----------------------------------------------
+
+
+def add(lr=1.0):
     """FedAvg, ASGD, FedBuff: ``x <- x + lr mean``."""
     return lambda x, mean, state: (x + lr * mean, state)
 
 
-def momentum(lr: float = 1.0, beta: float = 0.9) -> tuple[Any, Any]:
-    """FedAvgM: ``m <- beta m + mean``, ``x <- x + lr m``; the step and m at the start."""
+def momentum(lr=1.0, beta=0.9):
+    """FedAvgM: ``m <- beta m + mean``, ``x <- x + lr m``."""
 
     def step(x, mean, m):
         m = beta * m + mean
@@ -175,8 +206,8 @@ def momentum(lr: float = 1.0, beta: float = 0.9) -> tuple[Any, Any]:
     return step, 0.0
 
 
-def adagrad(lr: float = 0.03, eps: float = 1e-3, initial: float = 1e-6) -> tuple[Any, Any]:
-    """``v <- v + mean^2``, ``x <- x + lr mean / sqrt(v + eps)``; the step and v at the start."""
+def adagrad(lr=0.03, eps=1e-3, initial=1e-6):
+    """``v <- v + mean^2``, ``x <- x + lr mean / sqrt(v + eps)``."""
 
     def step(x, mean, v):
         v = v + mean**2
@@ -185,18 +216,8 @@ def adagrad(lr: float = 0.03, eps: float = 1e-3, initial: float = 1e-6) -> tuple
     return step, initial
 
 
-def adam_v(v: Any, square: Any, b2: float) -> Any:
-    return b2 * v + (1 - b2) * square
-
-
-def yogi_v(v: Any, square: Any, b2: float) -> Any:
-    return v - (1 - b2) * square * np.sign(v - square)
-
-
-def moments(
-    second: Any, m: float, v: float, lr: float = 0.01, b1: float = 0.9, b2: float = 0.99, eps: float = 1e-3
-) -> tuple[Any, Any]:
-    """Adam or Yogi with corrected bias; the step and (m, v, t) at the start."""
+def moments(second, m, v, lr=0.01, b1=0.9, b2=0.99, eps=1e-3):
+    """Adam or Yogi with corrected bias; the state is (m, v, t)."""
 
     def step(x, mean, state):
         m, v, t = state
@@ -206,10 +227,10 @@ def moments(
     return step, (m, v, 0)
 
 
-def adam(*options: float) -> tuple[Any, Any]:
-    return moments(adam_v, 0.0, 0.0, *options)
+def adam(**options):
+    return moments(lambda v, square, b2: b2 * v + (1 - b2) * square, 0.0, 0.0, **options)
 
 
-def yogi(*options: float) -> tuple[Any, Any]:
+def yogi(**options):
     """The paper starts m at 0; optax starts both moments at 1e-6, its m in the direction of the negative mean."""
-    return moments(yogi_v, -1e-6, 1e-6, *options)
+    return moments(lambda v, square, b2: v - (1 - b2) * square * np.sign(v - square), -1e-6, 1e-6, **options)
