@@ -142,8 +142,6 @@ def test_it_is_the_matrix_of_the_definition(seed, u_size, w_size):
     have = flat(rotate(x, scaled(u, u_size), scaled(w, w_size)))
     matrix = textbook.rotation(flat(u), flat(w))
     close(have, matrix @ flat(x), rtol=1e-9, atol=1e-11)
-    close(matrix.T @ matrix, np.eye(len(matrix)), atol=1e-12)
-    assert np.linalg.det(matrix) > 0.99
 
 
 @settings(max_examples=50)

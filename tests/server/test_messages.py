@@ -1,5 +1,7 @@
 """Rules that send each client weights of its own: OrthoFL and its ablations, AD-PSGD and QuAFL."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -54,9 +56,10 @@ def test_messages_and_models_of_fifty_uploads_equal_numpy(name, options):
         np.testing.assert_allclose(flat(rule.params(state)), x, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["orthofl", "orthofl_pairwise", "adpsgd", "quafl"])
+@pytest.mark.parametrize("name", ["orthofl", "shared", "orthofl_no_average", "orthofl_pairwise", "adpsgd", "quafl"])
 def test_an_upload_that_the_rule_rejects_leaves_its_client_and_the_others_where_they_were(name):
-    rule = SERVERS[name](overstale_after=1)
+    make = functools.partial(SERVERS["orthofl"], reference="shared") if name == "shared" else SERVERS[name]
+    rule = make(overstale_after=1)
     state, row = rule.init(start_params(), Facts(CLIENTS))
     zero = jax.tree.map(jnp.zeros_like, start_params())
     given = arrival(start_params(1), start_params(), 0, 1, key=jax.random.key(1))
