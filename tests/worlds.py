@@ -10,11 +10,13 @@ from __future__ import annotations
 import functools
 import json
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from fedjax_async import Settings, named
+from fedjax_async.base import factories
 from fedjax_async.base.notices import RunWarning
 from fedjax_async.clock import AVAILABILITY, DELAYS, FAULTS, NETWORKS, POLICIES, TIMINGS
 from fedjax_async.clock.energy import ENERGY
@@ -32,6 +34,7 @@ World = dict[str, str | None]
 
 # Options for names that need some, or whose defaults suit longer runs; clients take a second a job.
 OPTIONS = {
+    "method": {"quafl": "size=2"},
     "timing": {
         "buffer": "size=2", "fresh": "size=2", "window": "length=0.7", "cohort": "size=3", "participation": "length=1",
         "polling": "length=0.7,size=2", "hurry": "size=2,bound=2", "pace": "bound=3,length=0.3,unknown=2",
@@ -57,15 +60,19 @@ OPTIONS = {
     "metrics": {"top": "k=2"},
     "augment": {"crop": "padding=1"},
 }  # fmt: skip
-# Values that read a file or are measured.
-WITHOUT = {"csv", "rpi", "edges"}
+MEASURED = "rpi"  # which has a mean of its own
 
 
-def specs(axis: str, names: Any, default: str = "") -> list[str]:
-    """A spec for each name of a registry but the default, which None is."""
+def spec(axis: str, name: str) -> str:
+    """A name of a registry with the options that it needs."""
     options = OPTIONS.get(axis, {})
-    given = [name for name in names if name not in WITHOUT and name != default]
-    return [f"{name}:{options[name]}" if name in options else name for name in given]
+    return f"{name}:{options[name]}" if name in options else name
+
+
+def specs(axis: str, registry: Mapping[str, Any], default: str = "") -> list[str]:
+    """A spec for each name of a registry but the default, which None is, and those that read a file."""
+    without = {name for name, factory in registry.items() if "path" in factories.options_of(factory)}
+    return [spec(axis, name) for name in registry if name not in without | {default, MEASURED}]
 
 
 ACCELERATOR = "accelerator"  # vmap, and the engine's programs as for an accelerator
@@ -87,13 +94,13 @@ PROGRAM: dict[str, list[str]] = {
     "devices": ["8"],
 }
 SERVER_PROGRAM = PROGRAM | {
-    "method": list(METHODS),
+    "method": [spec("method", name) for name in METHODS],
     "part": [*specs("part", PARTS), "cyclic:length=4+momentum:beta=0.3"],
     "feedback": list(FEEDBACKS),
     "compress_per": ["layer", "tensor"],
     "privacy": [*specs("privacy", PRIVACY), "dp:clip=1,noise=0.5,quantile=0.5+dp_sgd:clip=1,noise=0.5"],
     "attack": specs("attack", ATTACKS),
-    "policy": specs("policy", POLICIES),
+    "policy": [*specs("policy", POLICIES), "power_of_choice:d=4+adaptive_buffer:size=1,recent=4"],
     "ditto": ["0.1"],
     "client": ["going_on"],
     "measures": [
@@ -109,7 +116,7 @@ NODES_PROGRAM = PROGRAM | {
 }
 # Beside the names of the registries: options that go other ways.
 TIMING = ["every:concurrency=3", "fresh:threshold=3", "buffer:size=2,concurrency=4,sampling=round_robin",
-          "cohort:size=3,over_selection=1,deadline=2"]  # fmt: skip
+          "cohort:size=3,over_selection=1,deadline=2", "midway:at=0.3,size=2"]  # fmt: skip
 ABSENCE = ["sessions:on=3,off=2,leaving=pause", "sessions:on=3,off=2,leaving=lose",
            "joins:share=0.4,by=3+leaves:share=0.4,by=6"]  # fmt: skip
 EXCHANGE = [*(f"push_sum:capacity=2,policy={policy}" for policy in ("carry", "merge", "discard")),
@@ -174,7 +181,7 @@ def kind(axis: str, value: str | None) -> str:
     """The kind of a value: the first of those that are like it, or itself. Other options make another kind."""
     setting = str(value).partition("=")[0]
     name = setting if axis in ("measures", "execution") else str(value).partition(":")[0]
-    if value is not None and (name == setting or [value] == specs(axis, [name])):
+    if value is not None and (name == setting or value == spec(axis, name)):
         return next((alike.split()[0] for alike in ALIKE.get(axis, []) if name in alike.split()), value)
     return str(value)
 

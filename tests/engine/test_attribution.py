@@ -15,29 +15,29 @@ from tests.engine import problem
 
 pytestmark = pytest.mark.float64
 
-SIZE = np.array([5.0, 2.0, 9.0, 1.0, 4.0, 3.0])  # example counts of the clients of six arrivals
-STALENESS = np.array([0, 1, 2, 0, 1, 3])
+# example counts of the clients of six arrivals in two steps, and what is known of each; the fifth upload is rejected
+SIZE, STALENESS = np.array([5.0, 2.0, 9.0, 1.0, 4.0, 3.0]), np.array([0, 1, 2, 0, 1, 3])
+STEP, CLOSES, KEPT = np.array([0, 0, 0, 1, 1, 1]), np.array([False, False, True] * 2), np.array([1.0, 1, 1, 1, 0, 1])
 
 
-def losses(params, x, y):
-    """The loss of each example, in NumPy."""
-    h = np.tanh(x @ params["hidden"]["kernel"])
-    out = h @ params["output"]["kernel"] + params["output"]["bias"]
-    return np.log(np.exp(out).sum(axis=1)) - out[np.arange(len(y)), y]
-
-
-def moved(params, direction, by=1.0):
-    return jax.tree.map(lambda w, d: np.asarray(w, float) + by * np.asarray(d, float), params, direction)
-
-
-def driven(rule, uploads, rejected=(), closing=(2, 5), scale=1.0):
-    """``(table, models)``: the probe's columns over six arrivals, and the models after each server step."""
+def losses(params, direction=None, by=0.0):
+    """The loss of each example, in NumPy, after a move along a direction."""
+    w = jax.tree.map(lambda leaf, d: np.asarray(leaf, float) + by * np.asarray(d, float), params, direction or params)
     who = problem.data()
-    facts = Facts(len(who.size), every_closes=len(closing) == len(uploads))
+    out = np.tanh(who.x @ w["hidden"]["kernel"]) @ w["output"]["kernel"] + w["output"]["bias"]
+    return np.log(np.exp(out).sum(axis=1)) - out[np.arange(len(who.y)), who.y]
+
+
+def driven(rule, rejected=(), closing=(2, 5), scale=1.0):
+    """``(table, models, uploads)``: the probe's columns over six arrivals, and the models after each server step."""
+    who, start = problem.data(), problem.MODEL.init(jax.random.key(1))
+    facts = Facts(len(who.size), every_closes=len(closing) == 6)
     parts = Components(rule, problem.client(), problem.MODEL, who)
     probe = make_attribution(parts, facts, (who.x, who.y), problem.CLASSES)
-    state, memory = rule.init(problem.MODEL.init(jax.random.key(1)), facts)
+    state, memory = rule.init(start, facts)
     models, rows = [rule.params(state)], []
+    keys = jax.random.split(jax.random.key(5), 6)
+    uploads = [jax.tree.map(lambda leaf, k=k: jax.random.normal(k, leaf.shape), start) for k in keys]
 
     @jax.jit
     def turn(state, arrival):
@@ -46,26 +46,17 @@ def driven(rule, uploads, rejected=(), closing=(2, 5), scale=1.0):
         return found, after, closed(rule, after, memory)[0]
 
     for k, upload in enumerate(uploads):
-        sent = jax.tree.map(lambda leaf, k=k: scale * (0.0 if k in rejected else 1.0) * leaf, upload)
-        weight = jnp.asarray(0.0 if k in rejected else SIZE[k])
-        values = (jnp.int32(STALENESS[k]), weight, jnp.int32(k), jnp.asarray(float(k)), jnp.bool_(k in closing))
-        found, state, after = turn(state, Arrival(sent, models[-1], *values))
+        kept = float(k not in rejected)
+        sent = jax.tree.map(lambda leaf, kept=kept: scale * kept * leaf, upload)
+        values = jnp.asarray(kept * SIZE[k]), jnp.int32(k), jnp.asarray(float(k)), jnp.bool_(k in closing)
+        found, state, after = turn(state, Arrival(sent, models[-1], jnp.int32(STALENESS[k]), *values))
         rows.append(found)
         if k in closing:
             state = after
             models.append(rule.params(state))
-    return {name: np.array([row[name] for row in rows]) for name in rows[0]}, models
+    return {name: np.array([row[name] for row in rows]) for name in rows[0]}, models, uploads
 
 
-def uploads_of(count=6):
-    start = problem.MODEL.init(jax.random.key(1))
-    keys = jax.random.split(jax.random.key(5), count)
-    return [jax.tree.map(lambda leaf, k=k: jax.random.normal(k, leaf.shape), start) for k in keys]
-
-
-STEP = np.array([0, 0, 0, 1, 1, 1])
-CLOSES = np.array([False, False, True] * 2)
-KEPT = np.array([1.0, 1.0, 1.0, 1.0, 0.0, 1.0])  # the fifth upload is rejected
 SHARES = {
     "fedbuff": lambda: [(1.0 + STALENESS) ** -0.5 * KEPT / np.repeat([3.0, 2.0], 3)],
     "fedavg": lambda: [SIZE * KEPT / np.repeat([SIZE[:3].sum(), SIZE[3] + SIZE[5]], 3)],
@@ -75,26 +66,24 @@ SHARES = {
 
 @pytest.mark.parametrize("name", SHARES)
 def test_arrivals_that_share_a_step_divide_it_as_the_rule_weighs_them(name):
-    uploads = uploads_of()
-    table, models = driven(SERVERS[name](server_lr=1.0), uploads, rejected={4})
+    table, models, uploads = driven(SERVERS[name](server_lr=1.0), rejected={4})
     exact, linear = divided(table, STEP, CLOSES, shared=True)
-    who, (share,) = problem.data(), SHARES[name]()
+    y, (share,) = problem.data().y, SHARES[name]()
     for k, number in enumerate(STEP):
-        direction = jax.tree.map(lambda leaf, k=k: share[k] * np.asarray(leaf), uploads[k])
-        ahead, behind = (losses(moved(models[number], direction, by), who.x, who.y) for by in (1e-5, -1e-5))
+        ahead, behind = (losses(models[number], uploads[k], by * share[k]) for by in (1e-5, -1e-5))
         slopes = (ahead - behind) / 2e-5
-        by_class = [slopes[who.y == c].sum() / len(who.y) for c in range(problem.CLASSES)]
+        by_class = [slopes[y == c].sum() / len(y) for c in range(problem.CLASSES)]
         np.testing.assert_allclose(linear[k], by_class, atol=1e-9)
     for number in (0, 1):
-        here, there = (losses(jax.tree.map(np.asarray, models[number + i]), who.x, who.y) for i in (0, 1))
-        np.testing.assert_allclose(exact[number == STEP].sum(), there.mean() - here.mean(), rtol=1e-9)
+        here, there = (losses(models[number + i]).mean() for i in (0, 1))
+        np.testing.assert_allclose(exact[number == STEP].sum(), there - here, rtol=1e-9)
         rest = (exact - linear)[(number == STEP) & (KEPT > 0)]
         np.testing.assert_allclose(rest, np.broadcast_to(rest[0], rest.shape), atol=1e-12)
     assert (exact[4] == 0).all() and (linear[4] == 0).all()
 
 
 def test_what_never_closes_moved_nothing():
-    table, _ = driven(SERVERS["fedbuff"](), uploads_of(), closing=(2,))
+    table, *_ = driven(SERVERS["fedbuff"](), closing=(2,))
     exact, linear = divided(table, STEP, CLOSES & (STEP == 0), shared=True)
     assert exact[:3].any(axis=1).all() and not exact[3:].any() and not linear[3:].any()
 
@@ -102,10 +91,9 @@ def test_what_never_closes_moved_nothing():
 def test_alone_an_arrival_has_the_whole_step_and_first_order_is_left_behind_quadratically():
     error = {}
     for scale in (1e-2, 1e-3):
-        table, models = driven(SERVERS["asgd"](), uploads_of(), closing=range(6), scale=scale)
+        table, models, _ = driven(SERVERS["asgd"](), closing=range(6), scale=scale)
         exact, linear = divided(table, np.arange(6), np.ones(6, bool), shared=False)
-        who = problem.data()
-        along = [losses(jax.tree.map(np.asarray, model), who.x, who.y).mean() for model in models]
+        along = [losses(model).mean() for model in models]
         np.testing.assert_allclose(exact.sum(axis=1), np.diff(along), rtol=1e-7)
         error[scale] = np.abs(exact - linear).sum(axis=1)
     assert (error[1e-3] < 0.02 * np.abs(linear).sum(axis=1)).all()

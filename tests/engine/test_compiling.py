@@ -18,46 +18,32 @@ from fedjax_async.server import fedasync, fedbuff
 from tests.engine.problem import carrying, case, changed, client, same
 
 
-def device_of(platform_version):
-    return SimpleNamespace(client=SimpleNamespace(platform_version=platform_version))
-
-
-@pytest.fixture
-def on_cuda(monkeypatch):
-    monkeypatch.setattr(compiling.jax, "devices", lambda: [device_of("PJRT C API\ncuda 13000")])
-    monkeypatch.delenv("XLA_FLAGS", raising=False)
+def on(monkeypatch, platform, flags=""):
+    client = SimpleNamespace(platform_version=f"PJRT C API\n{platform}")
+    monkeypatch.setattr(compiling.jax, "devices", lambda: [SimpleNamespace(client=client)])
+    monkeypatch.setenv("XLA_FLAGS", flags)
 
 
 def test_xla_knows_every_option_by_name_and_accepts_its_value():
     assert jax.jit(lambda x: x + 1, compiler_options=dict(compiling.CUDA))(1) == 2
 
 
-def test_a_cpu_and_other_accelerators_compile_with_jax_s_own_options(monkeypatch):
+def test_a_cpu_and_other_accelerators_compile_with_jax_s_own_options_but_for_what_runs_once_on_a_cpu(monkeypatch):
     assert compiling.options() == {}
-    monkeypatch.setattr(compiling.jax, "devices", lambda: [device_of("rocm 60000")])
-    assert compiling.options() == {}
-
-
-@pytest.mark.usefixtures("on_cuda")
-def test_a_cuda_gpu_puts_loops_into_graphs_and_fixes_the_kernels():
-    found = compiling.options()
-    assert {"WHILE", "CONDITIONAL", "CUBLASLT"} <= set(found["xla_gpu_enable_command_buffer"].split(","))
-    assert (found["xla_gpu_graph_min_graph_size"], found["xla_gpu_autotune_level"]) == (1, 0)
-
-
-@pytest.mark.usefixtures("on_cuda")
-def test_an_option_that_xla_flags_names_is_left_to_them(monkeypatch):
-    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_enable_command_buffer= --xla_force_host_platform_device_count=2")
-    assert set(compiling.CUDA) - set(compiling.options()) == {"xla_gpu_enable_command_buffer"}
-    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_enable_triton_gemm_int4=true")  # another option, of a longer name
-    assert compiling.options() == compiling.CUDA
-
-
-def test_a_program_that_runs_once_is_compiled_in_less_time_on_a_cpu_only(monkeypatch):
     monkeypatch.delenv("XLA_FLAGS")
     assert compiling.options(once=True) == {"xla_backend_optimization_level": 1}
-    monkeypatch.setattr(compiling.jax, "devices", lambda: [device_of("PJRT C API\ncuda 13000")])
-    assert compiling.options(once=True) == {}
+    on(monkeypatch, "rocm 60000")
+    assert compiling.options() == {}
+
+
+def test_a_cuda_gpu_puts_loops_into_graphs_and_fixes_the_kernels_unless_xla_flags_name_the_option(monkeypatch):
+    on(monkeypatch, "cuda 13000", "--xla_gpu_enable_triton_gemm_int4=true")  # another option, of a longer name
+    found = compiling.options()
+    assert found == compiling.CUDA and compiling.options(once=True) == {}
+    assert {"WHILE", "CONDITIONAL", "CUBLASLT"} <= set(found["xla_gpu_enable_command_buffer"].split(","))
+    assert (found["xla_gpu_graph_min_graph_size"], found["xla_gpu_autotune_level"]) == (1, 0)
+    on(monkeypatch, "cuda 13000", "--xla_gpu_enable_command_buffer= --xla_force_host_platform_device_count=2")
+    assert set(compiling.CUDA) - set(compiling.options()) == {"xla_gpu_enable_command_buffer"}
 
 
 def test_parameters_are_the_same_to_the_last_bit_however_far_their_program_is_optimised():

@@ -17,7 +17,7 @@ from fedjax_async.engine.storage import StoringServer
 from fedjax_async.server import SERVERS, begun, swa
 from fedjax_async.server.orthofl import by_average, by_last, orthogonal
 from fedjax_async.types import Info, Message, ServerAlgorithm
-from tests.engine.problem import case, changed, close
+from tests.engine.problem import case, changed, close, same
 
 FACTS = Facts(7, True, 40, 20)
 PARAMS = {"w": jnp.arange(3.0), "b": jnp.ones(())}
@@ -42,17 +42,18 @@ def with_known(params, known):
 
 
 def with_any(*given):
-    params, facts = given
-    return with_known(params, facts)
+    return with_known(*given)
 
 
-WITHOUT = {"params": lambda params: (params, ()), "option": with_option, "partial": functools.partial(with_option)}
-WITH = {
-    "facts": lambda params, facts=None: with_known(params, facts),
-    "other name": with_known,
-    "any": with_any,
-    "compiled": jax.jit(with_known),
-}
+INITS = [  # without facts, and with them
+    lambda params: (params, ()),
+    with_option,
+    functools.partial(with_option),
+    lambda params, facts=None: with_known(params, facts),
+    with_known,
+    with_any,
+    jax.jit(with_known),
+]
 
 WRAPPERS = {
     "none": lambda rule: rule,
@@ -69,17 +70,9 @@ WRAPPERS = {
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_a_rule_begins_alike_whether_its_init_takes_facts_or_not(wrapper):
-    want = opened(begun(WRAPPERS[wrapper](adding(WITHOUT["params"])), PARAMS, FACTS))
-    for init in (*WITHOUT.values(), *WITH.values()):
-        have = opened(begun(WRAPPERS[wrapper](adding(init)), PARAMS, FACTS))
-        jax.tree.map(np.testing.assert_array_equal, have, want)
-
-
-@pytest.mark.float64
-def test_a_run_is_the_same_whether_its_rule_takes_facts_or_not():
-    for engine in (run_waves, run_reference):
-        plain, other = (engine(*case(adding(init))) for init in (WITHOUT["option"], WITH["other name"]))
-        jax.tree.map(np.testing.assert_array_equal, plain.params, other.params)
+    want, *others = (opened(begun(WRAPPERS[wrapper](adding(init)), PARAMS, FACTS)) for init in INITS)
+    for have in others:
+        same(have, want)
 
 
 @pytest.mark.parametrize("name", SERVERS)
@@ -90,21 +83,19 @@ def test_by_hand_a_rule_is_that_of_a_single_client(name):
 
 
 @pytest.mark.float64
-@pytest.mark.parametrize(("name", "timing"), [("asynfl", "buffer:size=3"), ("scaffold", "every")])
-def test_a_function_of_a_rule_may_be_replaced_where_the_rule_takes_facts(name, timing):
+def test_a_function_of_a_rule_may_be_replaced_where_the_rule_takes_facts():
     """Half of the upload is received: half the step for AsynFL, which divides by the number of clients."""
-    made, problem = SERVERS[name](), case(name, timing)
+    made, problem = SERVERS["asynfl"](), case("asynfl", "buffer:size=3")
 
     def receive(state, memory, arrival):
         return made.receive(state, memory, arrival._replace(upload=jax.tree.map(lambda d: d / 2, arrival.upload)))
 
-    given = changed(problem, rule=made._replace(receive=receive))
-    halved = run_waves(*given).params
-    close(halved, run_reference(*given).params, 1e-10)
-    if name == "asynfl":
-        close(halved, run_waves(*changed(problem, rule=SERVERS[name](server_lr=0.5))).params, 1e-12)
-    gaps = jax.tree.map(lambda a, b: np.abs(a - b).max(), halved, run_reference(*problem).params)
-    assert max(jax.tree.leaves(gaps)) > 1e-4
+    halved, half, whole = (
+        run_waves(*changed(problem, rule=rule)).params
+        for rule in (made._replace(receive=receive), SERVERS["asynfl"](server_lr=0.5), made)
+    )
+    close(halved, half, 1e-12)
+    assert max(np.abs(a - b).max() for a, b in zip(jax.tree.leaves(halved), jax.tree.leaves(whole))) > 1e-4
 
 
 SMALL = {"dataset": "quadratic", "model": "linear", "partition": "natural", "steps": 1, "updates": 4}
@@ -112,7 +103,7 @@ SMALL = {"dataset": "quadratic", "model": "linear", "partition": "natural", "ste
 
 @pytest.mark.float64
 def test_a_replaced_function_takes_effect_in_simulate():
-    made = adding(WITH["facts"])
+    made = adding(with_known)
 
     def receive(state, memory, arrival):
         state, memory, info = made.receive(state, memory, arrival)
@@ -144,7 +135,7 @@ def scaled() -> ServerAlgorithm:
 def test_a_rule_takes_the_facts_of_the_run_wherever_it_is_used():
     problem = case(scaled())
     close(run_waves(*problem).params, run_reference(*problem).params, 1e-12)
-    found, usual = (simulate(method=Method(rule), **SMALL) for rule in (scaled(), adding(WITHOUT["params"])))
+    found, usual = (simulate(method=Method(rule), **SMALL) for rule in (scaled(), adding(with_option)))
     close(found.params, usual.params, 1e-12)
 
 

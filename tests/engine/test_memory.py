@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -12,17 +13,20 @@ import pytest
 from jax.ad_checkpoint import print_saved_residuals
 
 from fedjax_async import Settings, named
-from fedjax_async.clock import Until, plan
 from fedjax_async.config import execute, prepare
 from fedjax_async.data import open_folder, write_folder
 from fedjax_async.engine import default_width, devices, programs, run_waves
-from fedjax_async.engine.devices import parse_size
 from fedjax_async.models import MODELS, cross_entropy, rematerialised
-from fedjax_async.types import Model, Request, Schedule
+from fedjax_async.types import Model, Request
 from tests.engine.problem import case, changed, close, data, stack_of
+from tests.refusals import refusals
 
 BASE = Settings(dataset="synthetic", model="logistic", clients=20, method="fedbuff", delay="exponential",
                 steps=3, updates=40, eval_updates=20)  # fmt: skip
+
+
+FAILED = jax.errors.JaxRuntimeError
+HALF = {"slots": "bfloat16"}
 
 
 @functools.cache
@@ -45,45 +49,38 @@ def test_a_memory_limit_shortens_batches_and_changes_nothing_else():
     close(tight.params, whole.params, 1e-5)
 
 
-def test_a_limit_that_one_job_exceeds_is_refused_with_the_number():
-    with pytest.raises(ValueError, match=r"memory_limit = 1000: must be at least \d{7,} bytes"):
-        run(memory_limit="1KB")
-
-
-@pytest.mark.parametrize("text", ["", "GB", "-1GB", "4 parsecs", "0", "1e3e3"])
-def test_sizes_that_are_none(text):
-    with pytest.raises(ValueError, match="memory_limit = "):
-        parse_size("memory_limit", text)
-
-
-@pytest.mark.slow
-def test_half_precision_slots_round_the_start_models_only():
-    full, half = (run(batching="vmap", slots=slots) for slots in ("full", "bfloat16"))
-    gap = max(float(np.abs(a - b).max()) for a, b in zip(jax.tree.leaves(full.params), jax.tree.leaves(half.params)))
-    assert 0 < gap < 0.02
+def test_half_precision_slots_round_the_start_models_only_and_equal_the_oracle():
+    given = {"method": "fedasync", "batching": "loop"}
+    full, half, want = (
+        run(**given | how) for how in ({}, HALF, HALF | {"engine": "reference", "batching": BASE.batching})
+    )
+    close(half.params, want.params, 1e-5)
+    gaps = [np.abs(a - b).max() for a, b in zip(*map(jax.tree.leaves, (full.params, half.params)), strict=True)]
+    assert 0 < max(gaps) < 0.02
     assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(half.params))
-    np.testing.assert_array_equal(full.updates["client"], half.updates["client"])
-
-
-def test_half_precision_slots_take_half_the_memory():
-    e = prepare(dataclasses.replace(BASE, slots="bfloat16"))
-    message = jax.eval_shape(lambda p: e.components.rule(e.components.hyper).dispatch(
-        *e.components.rule(e.components.hyper).init(p), Request())[0], e.params)  # fmt: skip
+    e = prepare(dataclasses.replace(BASE, **HALF))
+    rule = e.components.rule(e.components.hyper)
+    message = jax.eval_shape(lambda p: rule.dispatch(*rule.init(p), Request())[0], e.params)
     assert {leaf.dtype for leaf in jax.tree.leaves(message.params)} == {jnp.dtype(jnp.bfloat16)}
 
 
-def test_the_engine_with_half_precision_slots_equals_the_oracle():
-    want = run(method="fedasync", slots="bfloat16", engine="reference")
-    close(run(method="fedasync", slots="bfloat16", batching="loop").params, want.params, 1e-5)
-
-
-def test_half_precision_slots_are_for_models_in_full_precision():
+def half_model():
     def init(key):
         return {"w": jnp.zeros((60, 10), jnp.bfloat16), "b": jnp.zeros((1, 10))}
 
-    half = Model(init, lambda params, x, key=None: x @ params["w"].astype(x.dtype) + params["b"], cross_entropy)
-    with pytest.raises(ValueError, match="slots = 'bfloat16': must be full: the model has parameters in bfloat16"):
-        prepare(dataclasses.replace(BASE, model=named("half", half), slots="bfloat16"))
+    return named("half", Model(init, lambda p, x, key=None: x @ p["w"].astype(x.dtype) + p["b"], cross_entropy))
+
+
+SIZES = ["", "GB", "-1GB", "4 parsecs", "0", "1e3e3"]
+test_memory_that_cannot_be_kept_to_is_refused = refusals(
+    (lambda: run(memory_limit="1KB"), r"memory_limit = 1000: must be at least \d{7,} bytes"),
+    *((lambda text=text: devices.parse_size("memory_limit", text), "memory_limit = ") for text in SIZES),
+    (
+        lambda: prepare(dataclasses.replace(BASE, model=half_model(), **HALF)),
+        "slots = 'bfloat16': must be full: the model has parameters in bfloat16",
+    ),
+    (lambda: devices.make_mesh(1000), "devices = 1000"),
+)
 
 
 def test_rematerialisation_keeps_less_for_the_backward_pass(capsys):
@@ -116,61 +113,42 @@ def test_nothing_on_the_device_grows_with_the_population():
     many = {"dataset": "population:features=16", "model": "logistic", "method": "fedasync@every:concurrency=10"}
     few, more = (stacked(**many, clients=clients, batch_size=8).num_bytes for clients in (1000, 1_000_000))
     assert few == more
-    assert np.isfinite(run(**many, clients=1_000_000, batch_size=8, lanes=1).evaluations["loss"]).all()
-
-
-@pytest.mark.float64
-def test_a_schedule_made_by_hand_has_no_corrupt_jobs():
-    made = plan("every", "constant", num_clients=5, local_steps=1, until=Until(updates=4))
-    fields = made._asdict()
-    by_hand = Schedule(**{k: fields[k] for k in list(fields)[:12]})
-    given = case("fedasync")
-    points = given.points._replace(position=np.array([0, 4]), time=np.array([0.0, 1.0]))
-    out = run_waves(*given._replace(schedule=by_hand, points=points))
-    assert out.records["accepted"].all()
+    found = run(**many, clients=1_000_000, batch_size=8, lanes=1, updates=20)
+    assert np.isfinite(found.evaluations["loss"]).all()
 
 
 def test_programs_are_forgotten_before_there_are_too_many(monkeypatch):
     """XLA ends the process if Linux allows it no further memory maps."""
     forgotten = []
-    monkeypatch.setattr(jax, "clear_caches", lambda: forgotten.append(True))
-    monkeypatch.setattr(programs, "MOST_MAPS", 10**6)
-    programs.shed()
-    assert not forgotten
-    monkeypatch.setattr(programs, "MOST_MAPS", 10)
-    programs.shed()
-    assert forgotten
+    monkeypatch.setattr(jax, "clear_caches", lambda: forgotten.append(most))
+    for most in (10**6, 10):
+        monkeypatch.setattr(programs, "MOST_MAPS", most)
+        programs.shed()
+    assert forgotten == [10]
 
 
 @pytest.mark.parametrize(("limit", "width"), [(None, 256), (2**32, 128), (2**40, 1024)])
 def test_on_an_accelerator_the_default_width_follows_from_its_memory(monkeypatch, limit, width):
-    class Device:
-        def memory_stats(self):
-            return None if limit is None else {"bytes_limit": limit}
-
+    stats = None if limit is None else {"bytes_limit": limit}
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(jax, "devices", lambda: [Device()])
+    monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(memory_stats=lambda: stats)])
     assert default_width({"w": np.zeros(2**18, np.float32)}) == width  # 1 MiB of parameters; a job needs 8 times that
 
 
 @pytest.mark.parametrize(
-    ("error", "says"),
+    ("error", "kind", "says"),
     [
-        (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory.\nmore"), "device memory: exhausted (RESOURCE_"),
-        (MemoryError("Unable to allocate 7 TiB"), "memory: exhausted (Unable to allocate 7 TiB); fewer updates"),
-        (MemoryError(), "memory: exhausted (no reason given); fewer updates"),
+        (FAILED("RESOURCE_EXHAUSTED: Out of memory.\nmore"), MemoryError, "device memory: exhausted (RESOURCE_"),
+        (MemoryError("Unable to allocate 7 TiB"), MemoryError, "memory: exhausted (Unable to allocate 7 TiB); fewer"),
+        (MemoryError(), MemoryError, "memory: exhausted (no reason given); fewer updates"),
+        (FAILED("INTERNAL: broken"), FAILED, "INTERNAL: broken"),
     ],
 )
-def test_what_lowers_the_need_is_said_once(error, says):
-    with pytest.raises(MemoryError) as raised, devices.naming_remedies(), devices.naming_remedies():
+def test_what_lowers_the_need_of_memory_is_said_once(error, kind, says):
+    with pytest.raises(kind) as raised, devices.naming_remedies(), devices.naming_remedies():
         raise error
     said = str(raised.value)
-    assert said.startswith(says) and said.count("max_width") == 1 and "\n" not in said
-
-
-def test_other_errors_of_the_device_are_not_renamed():
-    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"), devices.naming_remedies():
-        raise jax.errors.JaxRuntimeError("INTERNAL: broken")
+    assert said.startswith(says) and said.count("max_width") == (kind is MemoryError) and "\n" not in said
 
 
 def test_a_model_fits_if_four_copies_do(monkeypatch):

@@ -5,9 +5,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +17,7 @@ from hypothesis import strategies as st
 from fedjax_async import Settings, simulate
 from fedjax_async.config import prepare
 from fedjax_async.config.sweeping import plan_groups
-from fedjax_async.data import Federation, federate
+from fedjax_async.data import Federation, fashion_mnist_6k, federate, population
 from fedjax_async.data.federated import client_rows
 from fedjax_async.engine import programs, reference_scores, run_reference, run_waves
 from fedjax_async.engine.client_scores import client_columns
@@ -30,6 +27,7 @@ from fedjax_async.local import job_key, local_training, run_job
 from fedjax_async.models import METRICS, Metric
 from fedjax_async.types import ClientData, Info, Message, Model, ServerAlgorithm
 from tests.engine.problem import CLASSES, MODEL, case, changed, data, near, same
+from tests.refusals import refusals
 
 pytestmark = pytest.mark.float64
 PRIVATE = MODEL._replace(private=lambda path: path[0] == "output")
@@ -67,24 +65,6 @@ def scores_by_hand(models, who):
     return np.array(found).T
 
 
-@functools.cache
-def remembered():
-    """A run whose clients have models of their own, with a private layer, and its result in the engine."""
-    with jax.enable_x64(True):
-        given = problem("orthofl", "window:length=0.7", faults="drop:probability=0.3")
-        return given, run_waves(*given, per_client=True)
-
-
-def test_own_models_equal_the_oracle_and_the_run_is_unchanged():
-    given, have = remembered()
-    want = run_reference(*given, per_client=True)
-    assert len(want.in_vain) > 0, "some uploads of clients that keep state must be lost"
-    assert have.scores["client_own_loss"].shape == (len(given.points.time), 5)
-    near(have.scores, want.scores)
-    plain = run_waves(*given)
-    same((have.params, have.records), (plain.params, plain.records))
-
-
 @pytest.mark.parametrize("engine", [run_waves, run_reference])
 def test_the_request_says_when_and_for_whom(engine):
     """The message encodes its request in the model's weights; the loss of the own model is that number."""
@@ -115,25 +95,14 @@ def test_the_request_says_when_and_for_whom(engine):
             np.testing.assert_allclose(row[i], want, rtol=1e-12)
 
 
-@pytest.mark.slow_cases("run_waves")
-@pytest.mark.parametrize("engine", [run_waves, run_reference])
-def test_where_models_cannot_differ_there_are_no_own_columns(engine):
-    out = engine(*problem("fedbuff", private=False), per_client=True)
-    assert {"client_loss", "client_accuracy"} == {name for name in out.scores if name.startswith("client_")}
-    assert not [name for name in engine(*problem("orthofl")).scores if name.startswith("client_")]
-
-
-@pytest.mark.slow_cases("fedavg-False-full")
-@pytest.mark.parametrize(("method", "own", "slots"), [("fedavg", False, "full"), ("orthofl", True, "bfloat16")])
-def test_simulated_runs_have_them_by_name(method, own, slots):
+def test_simulated_runs_have_them_by_name():
     run = simulate(
-        method=method, model="logistic", clients=4, updates=8, steps=2, batch_size=8, partition="iid",
-        test_fraction=0.2, per_client=True, eval_updates=4, slots=slots,
+        method="orthofl", model="logistic", clients=4, updates=8, steps=2, batch_size=8, partition="iid",
+        test_fraction=0.2, per_client=True, eval_updates=4, slots="bfloat16",
     )  # fmt: skip
-    names = {"loss", "accuracy"} | ({"own_loss", "own_accuracy"} if own else set())
-    assert set(run.per_client) == names
-    for name in names:
-        assert run.per_client[name].shape == (3, 4) and np.isfinite(run.per_client[name]).all()
+    assert set(run.per_client) == {"loss", "accuracy", "own_loss", "own_accuracy"}
+    for values in run.per_client.values():
+        assert values.shape == (3, 4) and np.isfinite(values).all()
 
 
 def test_test_parts_may_lie_in_any_order_and_leave_rows_out():
@@ -148,25 +117,24 @@ def test_test_parts_may_lie_in_any_order_and_leave_rows_out():
     np.testing.assert_array_equal(found.client, [*want, *[2] * 13])
 
 
-def test_scores_of_clients_need_test_rows_of_a_client():
-    nobody = with_test_rows(data(), [0, 0, 0, 0, 0])
-    with pytest.raises(ValueError, match="per_client = True: must be left out: no client has a test row"):
-        owners(nobody)
-    with pytest.raises(ValueError, match="fine_tune = 3: must be left out"):
-        require_measurable(nobody, ALL._replace(training=None))
+NOBODY = with_test_rows(data(), [0, 0, 0, 0, 0])
+test_scores_of_clients_need_test_rows_of_a_client = refusals(
+    (lambda: owners(NOBODY), "per_client = True: must be left out: no client has a test row"),
+    (lambda: require_measurable(NOBODY, ALL._replace(training=None)), "fine_tune = 3: must be left out"),
+)
 
 
 @pytest.mark.parametrize("engine", [run_waves, run_reference])
 def test_clients_may_share_test_rows(engine):
-    """The last client had them all to itself; the others had scores of the rest, or none."""
+    """The last client had them all to itself; the others had scores of the rest, or none. No own models."""
     given = problem("fedbuff", private=False)
     who = given[0].data
     shared = who._replace(
         test_offset=np.array([0, 0, 2, 0, 0], np.int32), test_size=np.array([15, 15, 4, 0, 3], np.int32)
     )
     out = engine(*changed(given, data=shared), per_client=True)
-    models = [out.params] * len(who.size)
-    accuracy, loss = scores_by_hand(models, shared)
+    assert {"client_loss", "client_accuracy"} == {name for name in out.scores if name.startswith("client_")}
+    accuracy, loss = scores_by_hand([out.params] * len(who.size), shared)
     np.testing.assert_allclose(out.scores["client_accuracy"][-1], accuracy)
     np.testing.assert_allclose(out.scores["client_loss"][-1], loss, rtol=1e-9)
 
@@ -199,33 +167,21 @@ ALL = Measures(
 )
 
 
-def test_measures_equal_the_oracle_and_the_run_is_unchanged_to_the_last_bit():
-    given, plain = remembered()
-    want = run_reference(*given, per_client=True, measures=ALL)
-    have = run_waves(*given, per_client=True, measures=ALL)
+def test_own_models_and_measures_equal_the_oracle_and_the_run_is_unchanged_to_the_last_bit():
+    """Clients with models of their own, with a private layer, some of whose uploads are lost."""
+    given = problem("orthofl", "window:length=0.7", faults="drop:probability=0.3")
+    asked = {"per_client": True, "measures": ALL}
+    want, have, plain = run_reference(*given, **asked), run_waves(*given, **asked), run_waves(*given)
+    assert len(want.in_vain) > 0
     near(have.scores, want.scores)
     names = {"loss", "accuracy", "brier_error", "top2", "macro_f1"}
     clients = {f"client_{model}{name}" for name in names for model in ("", "own_", "tuned_")}
     assert set(have.scores) == names | {"train_loss"} | clients
+    assert have.scores["client_own_loss"].shape == (len(given.points.time), 5)
     assert np.isnan(have.scores["client_tuned_macro_f1"][:, 3]).all(), "client 3 has no test rows"
     same((have.params, have.records), (plain.params, plain.records))
     same({name: have.scores[name] for name in plain.scores}, plain.scores)
-
-
-@pytest.fixture(scope="module")
-def tuned():
-    """A run in which two clients are tuned at a time, as those of a batch: its case, measures and result."""
-    asked = Measures(ALL.metrics[:1], Sample(), fine_tune=3, tuner=TUNER)
-    with jax.enable_x64(True), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(programs, "FineTuning", lambda metrics, tuner, steps, width: FineTuning(metrics, tuner, steps, 2))
-        given = problem("fedbuff", private=False, updates=9)
-        return given, asked, run_waves(*given, measures=asked)
-
-
-def test_two_clients_at_a_time_and_a_loss_of_more_rows_than_the_oracle_reads_at_once_equal_the_oracle(tuned):
-    given, asked, have = tuned
-    assert len(given.components.data.test_y) == 20 < len(given.components.data.y)
-    near(have.scores, run_reference(*given, measures=asked).scores)
+    assert not [name for name in plain.scores if name.startswith("client_")]
 
 
 def test_the_examples_of_the_training_loss_are_not_drawn_as_a_partition_draws():
@@ -234,8 +190,14 @@ def test_the_examples_of_the_training_loss_are_not_drawn_as_a_partition_draws():
     assert training_rows(who, Sample(20, seed=5)).tolist() != who.order[chosen].tolist()
 
 
-def test_training_loss_and_fine_tuning_by_hand(tuned):
-    given, _, out = tuned
+def test_training_loss_and_fine_tuning_by_hand(monkeypatch):
+    """Two clients are tuned at a time, as in a batch; the loss is of more rows than the oracle reads at once."""
+    monkeypatch.setattr(programs, "FineTuning", lambda metrics, tuner, steps, _: FineTuning(metrics, tuner, steps, 2))
+    asked = Measures(ALL.metrics[:1], Sample(), fine_tune=3, tuner=TUNER)
+    given = problem("fedbuff", private=False, updates=9)
+    out = run_waves(*given, measures=asked)
+    near(out.scores, run_reference(*given, measures=asked).scores)
+    assert len(given.components.data.test_y) == 20 < len(given.components.data.y)
     names = {f"client_tuned_{name}" for name in ("loss", "accuracy", "brier_error")}
     assert {name for name in out.scores if name.startswith("client_")} == names
     who, key, params = given.components.data, given.key, jax.tree.map(jnp.asarray, out.params)
@@ -256,9 +218,8 @@ def test_training_loss_and_fine_tuning_by_hand(tuned):
 
 @pytest.mark.parametrize(("count", "width"), [(1, 1), (1, 12), (5, 5), (6, 3), (9, 4), (9, 12)])
 def test_every_client_is_visited_once(count, width):
-    found = over(lambda i: {"i": i, "pair": jnp.stack([i, 2 * i])}, count, width)
-    np.testing.assert_array_equal(found["i"], np.arange(count))
-    np.testing.assert_array_equal(found["pair"], np.stack([np.arange(count), 2 * np.arange(count)], 1))
+    found, i = over(lambda i: {"i": i, "pair": jnp.stack([i, 2 * i])}, count, width), np.arange(count)
+    same(found, {"i": i, "pair": np.stack([i, 2 * i], 1)})
 
 
 @for_all(seed=st.integers(0, 5), examples=st.integers(1, 33))
@@ -281,20 +242,16 @@ def test_a_sample_is_drawn_by_its_seed_from_the_training_parts(seed, examples):
 
 def test_another_seed_draws_another_sample_and_every_row_has_its_chance():
     drawn = [tuple(training_rows(data(), Sample(8, seed))) for seed in range(60)]
-    assert len(set(drawn)) > 50
-    counts = np.bincount(np.concatenate(drawn), minlength=33)
-    assert counts.min() >= 4 and counts.max() <= 30  # expected count of each row: 60 * 8 / 33 = 14.5
+    counts = np.bincount(np.concatenate(drawn), minlength=33)  # 60 * 8 / 33 = 14.5 are expected
+    assert len(set(drawn)) > 50 and counts.min() >= 4 and counts.max() <= 30
 
 
 # --- metrics ----------------------------------------------------------------------------------------
 
 
 def f1_by_hand(predicted, y):
-    scores = []
-    for c in sorted({*predicted, *y}):
-        tp = sum(p == c == t for p, t in zip(predicted, y))
-        scores.append(2 * tp / (sum(p == c for p in predicted) + sum(t == c for t in y)))
-    return np.mean(scores)
+    counts = [((predicted == c).sum(), (y == c).sum(), ((predicted == c) & (y == c)).sum()) for c in {*predicted, *y}]
+    return np.mean([2 * both / (one + other) for one, other, both in counts])
 
 
 @for_all(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=9, max_size=9))
@@ -316,9 +273,6 @@ def test_named_metrics_against_their_definitions(pairs):
         np.testing.assert_allclose(value(METRICS["top"](k=k)), np.mean((y - predicted) % 4 < k), rtol=1e-6)
 
 
-# --- over clients -----------------------------------------------------------------------------------
-
-
 def test_mean_deviation_and_worst_tenth_over_the_clients():
     rng = np.random.default_rng(0)
     accuracy, loss = rng.random((2, 3, 25)).astype(np.float32)
@@ -338,6 +292,7 @@ def test_mean_deviation_and_worst_tenth_over_the_clients():
 
 # --- validation parts -------------------------------------------------------------------------------
 
+SMALL = {"model": "logistic", "clients": 4, "updates": 4, "steps": 1}
 ROWS = np.array([5, 17, 30, 2, 11, 8], np.int32)  # no client holds the entry 30
 
 
@@ -376,12 +331,10 @@ def test_validation_changes_nothing_else_and_nothing_else_changes_it():
     have, relabelled, retested = (
         run_waves(*experiment(one._replace(**trained))) for one in (who, who._replace(y=y), who._replace(test_y=test_y))
     )
-    for other in (have, relabelled, retested):
-        jax.tree.map(np.testing.assert_array_equal, other.params, plain.params)
+    same([one.params for one in (have, relabelled, retested)], [plain.params] * 3)
     for name in ("loss", "accuracy"):
-        for other in (have, relabelled):
-            np.testing.assert_array_equal(other.scores[name], plain.scores[name])
-        np.testing.assert_array_equal(retested.scores[f"validation_{name}"], have.scores[f"validation_{name}"])
+        same([one.scores[name] for one in (have, relabelled)], [plain.scores[name]] * 2)
+        same(retested.scores[f"validation_{name}"], have.scores[f"validation_{name}"])
     assert not np.array_equal(relabelled.scores["validation_loss"], have.scores["validation_loss"])
     assert not np.array_equal(retested.scores["loss"], have.scores["loss"])
     assert "validation_loss" not in plain.scores
@@ -400,29 +353,46 @@ def test_no_rows_no_part_and_streamed_data_bring_their_own():
 def test_data_that_come_by_clients_are_cut_too():
     sizes = (9, 4, 13, 6)
     whole = data(sizes)._replace(x=data(sizes).x.astype(np.float32), test_x=data(sizes).test_x.astype(np.float32))
-    settings = Settings(model="logistic", clients=4, updates=4, steps=1, validation_fraction=0.25)
-    cut, again, other = (
-        prepare(dataclasses.replace(settings, seed=seed), data=whole).components.data for seed in (0, 0, 1)
-    )
+
+    def made(who, seed=0):
+        return prepare(Settings(**SMALL, validation_fraction=0.25, seed=seed), data=who)
+
+    cut, again, other = (made(whole, seed).components.data for seed in (0, 0, 1))
     by_federation = federate(Federation("blobs", lambda clients, seed: whole), None, 4, 0, validation_fraction=0.25)
     for one in (cut, by_federation):
         np.testing.assert_array_equal(one.validation_size, [2, 1, 3, 2])  # a quarter of each size; halves round to even
-        for i in range(4):
-            held = one.validation_order[one.validation_offset[i] :][: one.validation_size[i]]
-            np.testing.assert_array_equal(np.sort([*client_rows(one, i), *held]), np.sort(client_rows(whole, i)))
+        held_out_of(one, whole)
     np.testing.assert_array_equal(cut.order, again.order)
     assert not np.array_equal(cut.order, other.order) and len(cut.order) == len(other.order) == 32
     with pytest.raises(ValueError, match=r"^validation_fraction = 0\.25: must be None: the clients of blobs have"):
-        prepare(settings, data=cut)
+        made(cut)
     with pytest.raises(ValueError, match=r"^validation_fraction = 0\.25: must be used with at least 2 examples"):
-        prepare(settings, data=whole._replace(size=np.array([9, 4, 13, 1], np.int32)))
+        made(whole._replace(size=np.array([9, 4, 13, 1], np.int32)))
+    with pytest.raises(ValueError, match=r"^validation_fraction = 0\.1: must be None"):
+        federate(population(), None, 4, validation_fraction=0.1)
+
+
+def held_out_of(cut, whole):
+    """Assert that the validation parts of the clients are held out of their training."""
+    for i in range(len(whole.size)):
+        held = cut.validation_order[cut.validation_offset[i] :][: cut.validation_size[i]]
+        np.testing.assert_array_equal(np.sort([*client_rows(cut, i), *held]), np.sort(client_rows(whole, i)))
+
+
+@pytest.mark.parametrize("test_fraction", [None, 0.2])
+def test_the_validation_part_is_held_out_of_training(test_fraction):
+    given = {"seed": 1, "test_fraction": test_fraction}
+    whole, cut = (
+        federate(fashion_mnist_6k(), "dirichlet:alpha=0.5", 5, **given, validation_fraction=f) for f in (None, 0.3)
+    )
+    np.testing.assert_array_equal(cut.x, whole.x)
+    np.testing.assert_array_equal(cut.validation_size, np.round(0.3 * whole.size))
+    held_out_of(cut, whole)
 
 
 def test_runs_with_and_without_a_part_do_not_share_a_program():
-    base = {"model": "logistic", "clients": 4, "updates": 4, "steps": 1, "partition": "iid"}
-    settings = [
-        Settings(**base, validation_fraction=fraction, seed=seed) for fraction in (None, 0.2) for seed in (0, 1)
-    ]
+    asked = [(fraction, seed) for fraction in (None, 0.2) for seed in (0, 1)]
+    settings = [Settings(**SMALL, partition="iid", validation_fraction=f, seed=seed) for f, seed in asked]
     groups = plan_groups(settings, lanes=1)
     assert [group.members for group in groups] == [(0, 1), (2, 3)]
     assert prepare(settings[2]).components.data.validation_size.sum() == 1000

@@ -26,15 +26,14 @@ class Lazy:
         return np.array(self.value, dtype)
 
 
-def points(*position):
-    return EvaluationPoints(np.array(position), np.arange(len(position), dtype=float))
+def watching(observe, *position):
+    return Watcher([EvaluationPoints(np.array(position), np.arange(len(position), dtype=float))], [observe])
 
 
 def test_the_host_waits_only_where_too_many_are_under_way():
     waits, seen = [], []
     observer = Observer(lambda row, scores, again: seen.append((row, float(scores["loss"]))) or Verdict(), False)
-    watcher = Watcher([points(*range(10))], [observer])
-    lazy = [Lazy(float(i), waits) for i in range(10)]
+    watcher, lazy = watching(observer, *range(10)), [Lazy(float(i), waits) for i in range(10)]
     for i, value in enumerate(lazy[:UNDER_WAY]):
         watcher.add((0, i), {"loss": value}, None)
     assert seen == [] and waits == []
@@ -52,21 +51,22 @@ def test_the_host_waits_only_where_too_many_are_under_way():
 def test_the_verdicts_decide_and_a_resumed_watcher_ends_the_same(verdicts, data):
     """The row that stops is the first one that asks to; the model kept is the last one asked for until then."""
     position = np.sort(data.draw(st.lists(st.integers(0, 4), min_size=len(verdicts), max_size=len(verdicts))))
-    again_of = []
+    again_of, places = [], np.unique(position).tolist()
+    scores = {(0, p): {"loss": np.float32(p)} for p in places}
 
     def observe(row, scores, again):
         again_of.append((row, again))
         return Verdict(*verdicts[row])
 
-    def watcher():
+    def watcher(upto):
+        """One that has got the evaluations of the first places."""
         again_of.clear()
-        return Watcher([points(*position)], [Observer(observe, True)])
+        made = watching(Observer(observe, True), *position)
+        for place in list(scores)[:upto]:
+            made.add(place, scores[place], {"w": np.array(place[1])})
+        return made
 
-    places = np.unique(position).tolist()
-    scores = {(0, p): {"loss": np.float32(p)} for p in places}
-    whole = watcher()
-    for place, found in scores.items():
-        whole.add(place, found, {"w": np.array(place[1])})
+    whole = watcher(len(places))
     stop = next((row for row, (_, stops) in enumerate(verdicts) if stops), None)
     until = len(verdicts) if stop is None else stop + 1
     kept = [row for row in range(until) if verdicts[row][0]]
@@ -77,19 +77,15 @@ def test_the_verdicts_decide_and_a_resumed_watcher_ends_the_same(verdicts, data)
         assert model["w"] == position[row]
 
     cut = data.draw(st.integers(0, len(places)))
-    first, second = list(scores)[:cut], list(scores)[cut:]
-    begun, resumed = watcher(), watcher()
-    for place in first:
-        begun.add(place, scores[place], {"w": np.array(place[1])})
-    again_of.clear()
-    resumed.restore({place: scores[place] for place in first}, begun.models)
+    begun, resumed = watcher(cut), watcher(0)
+    resumed.restore({place: scores[place] for place in list(scores)[:cut]}, begun.models)
     assert all(again for _, again in again_of)
-    for place in second:
+    for place in list(scores)[cut:]:
         resumed.add(place, scores[place], {"w": np.array(place[1])})
     assert (resumed.kept, resumed.ends) == (whole.kept, whole.ends)
 
 
 def test_a_model_that_the_checkpoint_lacks_is_asked_for_by_name():
-    watcher = Watcher([points(0, 1, 2)], [Observer(lambda row, scores, again: Verdict(keep=True), True)])
+    watcher = watching(Observer(lambda row, scores, again: Verdict(keep=True), True), 0, 1, 2)
     with pytest.raises(ValueError, match=r"must hold the model of evaluation 1, .*keep_best"):
         watcher.restore({(0, 0): {"loss": 1.0}, (0, 1): {"loss": 0.5}}, {})

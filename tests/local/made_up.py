@@ -1,5 +1,7 @@
 """A small classification task, as a pool that several clients share, and softmax regression without flax."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,8 +12,7 @@ from fedjax_async.types import ClientData, Message, Model
 from tests.local import textbook
 
 CLASSES, FEATURES, ROWS = 3, 4, 60
-SIZES = [23, 5, 32]
-OFFSETS = [0, 23, 28]
+SIZES, OFFSETS = [23, 5, 32], [0, 23, 28]
 
 
 def pool(seed=0):
@@ -25,13 +26,8 @@ def pool(seed=0):
 def client_data(client=0, *, size=None, seed=0):
     """The data of client 0, 1 or 2, in JAX's default float type."""
     x, y, order = pool(seed)
-    return ClientData(
-        jnp.asarray(x, float),
-        jnp.asarray(y),
-        jnp.asarray(order),
-        jnp.int32(OFFSETS[client]),
-        jnp.int32(SIZES[client] if size is None else size),
-    )
+    own = jnp.int32(OFFSETS[client]), jnp.int32(SIZES[client] if size is None else size)
+    return ClientData(jnp.asarray(x, float), jnp.asarray(y), jnp.asarray(order), *own)
 
 
 def rows_of(client=0, size=None):
@@ -69,11 +65,17 @@ def start_vector():
     return np.concatenate([b, w.ravel()])
 
 
-def slope(vector, rows):
-    """The gradient of the mean cross-entropy of these pool rows, at and as a vector of b and w."""
+def slope(vector, rows, centre=0.0):
+    """The gradient of the mean cross-entropy of these pool rows minus ``centre``, at and as a vector of b and w."""
     x, y, _ = pool()
-    w, b = textbook.gradient(vector[CLASSES:].reshape(FEATURES, CLASSES), vector[:CLASSES], x[rows], y[rows])
+    weights = vector[CLASSES:].reshape(FEATURES, CLASSES), vector[:CLASSES]
+    w, b = textbook.gradient(*weights, x[rows] - centre, y[rows])
     return np.concatenate([b, w.ravel()])
+
+
+def slopes(key, client, batch_size, steps):
+    """The gradient in each local step of a job, as a function of the weights."""
+    return [partial(slope, rows=rows) for rows in groups(key, client, batch_size, steps)]
 
 
 def groups(key, client, batch_size, steps, size=None):

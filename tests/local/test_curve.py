@@ -16,7 +16,7 @@ from fedjax_async.local.curve import _CONTROL, _after, _alternate, _share
 from fedjax_async.server.floco import floco_client
 from fedjax_async.server.scaffold import scaffold_client
 from fedjax_async.types import Message
-from tests.geometry import textbook as textbook_geometry
+from tests.geometry.textbook import bezier, polygon
 from tests.local.made_up import MODEL, SIZES, client_data, flat, groups, slope, start_params, start_vector
 from tests.local.textbook import Adam
 from tests.refusals import refusals
@@ -50,12 +50,11 @@ def job(client, steps, *, extra=(), who=0):
     return flat(upload.params), np.stack(list(map(flat, rows))) if inner else flat(upload.offset)
 
 
-def by_hand(steps, *, order="alternate", epochs=5, gamma=1.0, moments=None, who=0, floor=1.0, curve=None, inner=1):
+def by_hand(steps, *, order="alternate", epochs=5, gamma=1.0, moments=None, who=0, floor=1.0, curve=bezier, inner=1):
     """Algorithm 2, epoch by epoch; ``moments``: those at the start, ``floor``: of a decay within the job.
 
     ``curve(points, s)``: another curve than the quadratic one, through ``inner`` points beside its ends.
     """
-    curve = curve or textbook_geometry.bezier
     batches, control_key = -(-SIZES[who] // BATCH), jax.random.fold_in(KEY, _CONTROL)
 
     def bent(v, chord):
@@ -96,31 +95,29 @@ def by_hand(steps, *, order="alternate", epochs=5, gamma=1.0, moments=None, who=
     return theta - start, offsets[0] if inner == 1 else offsets
 
 
-CASES = {
-    "two epochs": (6, {}), "an epoch and a part": (4, {"gamma": 0.3, "floor": 0.25}),
-    "a part of an epoch": (2, {"gamma": 0.0}), "one batch an epoch": (3, {"who": 1}),
-    "after, fewer": (4, {"order": "after", "epochs": 1, "floor": 0.25}),
-    "after, more": (2, {"order": "after"}),
-    "cubic": (6, {"curve": "cubic", "inner": 2, "gamma": 0.3}),
-    "chain": (4, {"curve": "chain", "bends": 3, "inner": 3}),
-    "chain, one bend": (4, {"curve": "chain", "inner": 1, "order": "after", "epochs": 1}),
-}  # fmt: skip
+AFTER, FALLING, CHAIN = (
+    {"order": "after", "control_epochs": 1},
+    {"scale": DECAYS["linear"](floor=0.25)},
+    {"curve": polygon},
+)
+CASES = {  # steps, options of the client, and what they mean by hand
+    "two epochs": (6, {}, {}),
+    "an epoch and a part": (4, {"gamma": 0.3} | FALLING, {"gamma": 0.3, "floor": 0.25}),
+    "a part of an epoch": (2, {"gamma": 0.0}, {"gamma": 0.0}),
+    "one batch an epoch": (3, {}, {"who": 1}),
+    "after, fewer": (4, AFTER | FALLING, {"order": "after", "epochs": 1, "floor": 0.25}),
+    "after, more": (2, {"order": "after"}, {"order": "after"}),
+    "cubic": (6, {"curve": "cubic", "gamma": 0.3}, {"inner": 2, "gamma": 0.3}),
+    "chain": (4, {"curve": "chain", "bends": 3}, CHAIN | {"inner": 3}),
+    "chain, one bend": (4, {"curve": "chain"} | AFTER, CHAIN | {"order": "after", "epochs": 1}),
+}
 
 
 @pytest.mark.float64
-@pytest.mark.parametrize(("steps", "how"), CASES.values(), ids=CASES)
-def test_a_job_is_algorithm_2(steps, how):
-    options = {key: how[key] for key in ("gamma", "order", "curve", "bends") if key in how}
-    how = {key: value for key, value in how.items() if key != "bends"}
-    if how.get("curve") is not None:
-        how["curve"] = textbook_geometry.polygon if how["curve"] == "chain" else textbook_geometry.bezier
-    if "epochs" in how:
-        options["control_epochs"] = how["epochs"]
-    if "floor" in how:
-        options["scale"] = DECAYS["linear"](floor=how["floor"])
+@pytest.mark.parametrize(("steps", "options", "how"), CASES.values(), ids=CASES)
+def test_a_job_is_algorithm_2(steps, options, how):
     have = job(made(**options), steps, who=how.get("who", 0))
-    want = by_hand(steps, **how)
-    for ours, theirs in zip(have, want, strict=True):
+    for ours, theirs in zip(have, by_hand(steps, **how), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-11)
         assert np.abs(theirs).max() > 0.02
 
@@ -178,20 +175,15 @@ def test_work_is_counted_in_gradients():
     """One a step, one more for the control point (or its own epochs), one more for a sharpness-aware end."""
     steps, examples = np.array([6, 4]), np.array([23, 8])  # 3 batches an epoch and 1
     sam = OPTIMIZERS["sam"](LR)
-    curve = {"warm": "off", "batch_size": BATCH}
-    cases = [
-        (local_training(MODEL, optimizer=optax.adam(LR)), [6, 4]),
-        (local_training(MODEL, optimizer=sam), [12, 8]),
-        (made(), [12, 8]),
-        (made(order="after"), [6 + 5 * 3, 4 + 5 * 1]),
+    for number, (client, want) in enumerate([
+        (local_training(MODEL, optimizer=optax.adam(LR)), [6, 4]), (local_training(MODEL, optimizer=sam), [12, 8]),
+        (made(), [12, 8]), (made(order="after"), [6 + 5 * 3, 4 + 5 * 1]),
         (made(order="after", control_epochs=2), [6 + 2 * 3, 4 + 2 * 1]),
-        (curve_training(MODEL, optimizer=sam, **curve), [18, 12]),
-        (floco_client(MODEL, optimizer=sam), [12, 8]),
+        (curve_training(MODEL, optimizer=sam, warm="off", batch_size=BATCH), [18, 12]),
+        (floco_client(MODEL, optimizer=sam), [12, 8]), (scaffold_client(MODEL, lr=LR), [6, 4]),
         (keeping(made(), lambda path: path == ("b",), part="params"), [12, 8]),
         (FEEDBACKS["ef"](made(), topk(ratio=0.5)), [12, 8]),
-        (scaffold_client(MODEL, lr=LR), [6, 4]),
-    ]
-    for number, (client, want) in enumerate(cases):
+    ]):  # fmt: skip
         assert client.gradients(steps, examples).tolist() == want, number
 
 
@@ -211,16 +203,16 @@ def test_warm_moments_are_the_servers_last_step_over_the_batches_of_an_epoch(rea
 
 def test_private_leaves_stay_with_the_client_and_off_the_curve():
     model = MODEL._replace(private=lambda path: path == ("b",))
-    client = curve_training(model, optimizer=optax.adam(LR), batch_size=BATCH, warm="off")
-    state = client.init(start_params())
-    upload, (_, kept) = trained(client, state, Message(start_params()), client_data(), 6)
-    cubic = curve_training(model, optimizer=optax.adam(LR), batch_size=BATCH, warm="off", curve="cubic")
-    bent = trained(cubic, state, Message(start_params()), client_data(), 6)[0].offset
-    for each in (upload.params, upload.offset, bent):
-        assert not np.any(each["b"]) and np.any(each["w"])
-    assert np.abs(kept["b"] - start_params()["b"]).max() > 0.01
-    product = np.vdot(upload.params["w"], upload.offset["w"])
-    assert abs(product) < 1e-6 * np.linalg.norm(upload.params["w"]) * np.linalg.norm(upload.offset["w"])
+    for curve in ("quadratic", "cubic"):
+        client = curve_training(model, optimizer=optax.adam(LR), batch_size=BATCH, warm="off", curve=curve)
+        given = client.init(start_params()), Message(start_params()), client_data(), 6
+        upload, (_, kept) = trained(client, *given)
+        for each in (upload.params, upload.offset):
+            assert not np.any(each["b"]) and np.any(each["w"])
+        assert np.abs(kept["b"] - start_params()["b"]).max() > 0.01
+        if curve == "quadratic":
+            step, bend = upload.params["w"], upload.offset["w"]
+            assert abs(np.vdot(step, bend)) < 1e-6 * np.linalg.norm(step) * np.linalg.norm(bend)
 
 
 test_bad_options_are_refused = refusals(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -50,12 +52,17 @@ def zeros(dtype=jnp.float32):
     return {"x": jnp.zeros(D, dtype), "y": jnp.zeros(2, dtype)}
 
 
-SUMS = [(scaled_sign(), "layer"), pytest.param(topk(ratio=0.1), "whole", marks=pytest.mark.slow),
-        pytest.param(topk_qsgd(ratio=0.2, levels=1), "tensor", marks=pytest.mark.slow)]  # fmt: skip
+def whole(tree):
+    return np.concatenate([tree["x"], tree["y"]])
 
 
 @pytest.mark.float64
-@pytest.mark.parametrize(("compressor", "per"), SUMS)
+@pytest.mark.slow_cases("whole", "tensor")
+@pytest.mark.parametrize(
+    ("compressor", "per"),
+    [(scaled_sign(), "layer"), (topk(ratio=0.1), "whole"), (topk_qsgd(ratio=0.2, levels=1), "tensor")],
+    ids=["layer", "whole", "tensor"],
+)
 def test_sums_telescope_over_two_hundred_asynchronous_rounds(compressor, per):
     """Decoded + residual = true for each client, whoever takes part in a round; exact up to rounding."""
     params = zeros(jnp.float64)
@@ -63,43 +70,40 @@ def test_sums_telescope_over_two_hundred_asynchronous_rounds(compressor, per):
     true_job, job = compiled(plain, params), compiled(wrapped, params)
     rng, states = np.random.default_rng(0), [wrapped.init(params) for _ in range(N)]
     total, decoded = np.zeros((N, D + 2)), np.zeros((N, D + 2))
-    likely = rng.uniform(0.05, 0.9, N)
-    largest = 0.0
+    likely, largest = rng.uniform(0.05, 0.9, N), 0.0
     for t in range(ROUNDS):
         for i in np.flatnonzero(rng.random(N) < likely):
             key = jax.random.fold_in(jax.random.key(i), t)
             upload, states[i] = job(key, states[i])
-            decoded[i] += np.concatenate([upload["x"], upload["y"]])
-            true, _ = true_job(key, jnp.int32(0))
-            total[i] += np.concatenate([true["x"], true["y"]])
-            left = np.concatenate([states[i].kept["x"], states[i].kept["y"]])
+            decoded[i] += whole(upload)
+            total[i] += whole(true_job(key, jnp.int32(0))[0])
+            left = whole(states[i].kept)
             np.testing.assert_allclose(decoded[i] + left, total[i], rtol=0, atol=1e-11)
             largest = max(largest, np.abs(left).max())
     assert 1 < largest < 200  # compression errors occurred, and were made up later
     assert [int(state.inner) for state in states] == [int(n) for n in np.round(total[:, -1])]
 
 
-def test_one_upload_is_the_compressed_sum_of_delta_and_residual():
-    params, x = zeros(), np.asarray(jax.random.normal(jax.random.key(0), (D,)))
-    wrapped = feedback(drawing(), topk(ratio=0.1))
-    job = compiled(wrapped, params)
-    first, state = job(jax.random.key(0), wrapped.init(params))
-    expected = textbook.topk(np.concatenate([x, [1, 1]]).astype(np.float32), 4)
-    np.testing.assert_array_equal(np.concatenate([first["x"], first["y"]]), expected)
-    total = np.concatenate([2 * x, [2, 2]]).astype(np.float32) - expected.astype(np.float32)
-    second, state = job(jax.random.key(0), state)
-    np.testing.assert_allclose(np.concatenate([second["x"], second["y"]]), textbook.topk(total, 4), rtol=1e-6)
-    np.testing.assert_allclose(state.kept["x"], (total - textbook.topk(total, 4))[:D], rtol=1e-6)
-
-
-def test_without_feedback_nothing_is_kept():
-    params = zeros()
-    wrapped = feedback(drawing(), topk(ratio=0.1), error_feedback=False)
-    job = compiled(wrapped, params)
-    first, state = job(jax.random.key(0), wrapped.init(params))
-    assert state.kept == () and int(state.inner) == 1
-    second, state = job(jax.random.key(0), state)
-    jax.tree.map(np.testing.assert_array_equal, first, second)
+def test_uploads_and_what_is_kept_are_their_recursions():
+    """Two jobs of the same delta; without feedback nothing is kept."""
+    params, key = zeros(), jax.random.key(0)
+    delta = np.append(jax.random.normal(key, (D,)), [1, 1]).astype(np.float32)
+    first = textbook.topk(delta, 4).astype(np.float32)
+    second = textbook.topk(2 * delta - first, 4).astype(np.float32)
+    moved = first + textbook.topk(delta - first, 4).astype(np.float32)
+    for wrap, uploads, left in (
+        (feedback, (first, second), 2 * delta - first - second),
+        (partial(feedback, error_feedback=False), (first, first), None),
+        (ef21, (first, moved), moved),
+    ):
+        wrapped = wrap(drawing(), topk(ratio=0.1))
+        job, state = compiled(wrapped, params), wrapped.init(params)
+        for want in uploads:
+            upload, state = job(key, state)
+            np.testing.assert_allclose(whole(upload), want, rtol=1e-6)
+        assert int(state.inner) == 2 and (left is not None or state.kept == ())
+        if left is not None:
+            np.testing.assert_allclose(whole(state.kept), left, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["identity", "sign", "scaled_sign", "topk"])
@@ -108,11 +112,10 @@ def test_the_bits_of_an_upload_are_its_bytes(name):
     params = zeros()
     wrapped = feedback(drawing(), COMPRESSORS[name](), per="tensor")
     upload, state = compiled(wrapped, params)(jax.random.key(2), wrapped.init(params))
-    columns = {name: int(value) for name, value in sent(state).items()}
+    bits, values = (int(sent(state)[name]) for name in ("bits", "values_bits"))
     wire = on_tree(COMPRESSORS[name](), params, group=lambda path: path)
     payload = jax.jit(wire.compress)(jax.random.key(0), upload)
-    assert columns["bits"] == 8 * len(encode(payload))
-    assert 0 < columns["values_bits"] < columns["bits"] <= 8 * 150
+    assert bits == 8 * len(encode(payload)) and 0 < values < bits <= 8 * 150
 
 
 def test_uploads_that_are_not_finite_can_be_refused():
@@ -121,19 +124,7 @@ def test_uploads_that_are_not_finite_can_be_refused():
     for wrap in (feedback, ef21):
         wrapped = wrap(drawing(np.nan), sign())
         upload, _ = compiled(wrapped, params)(jax.random.key(2), wrapped.init(params))
-        assert not np.isfinite(np.concatenate([upload["x"], upload["y"]])).any()
-
-
-def test_ef21_is_its_recursion():
-    params = zeros()
-    wrapped, g = ef21(drawing(0.5), topk(ratio=0.1)), np.zeros(D + 2, np.float32)
-    job, state = compiled(wrapped, params), wrapped.init(params)
-    for t in range(5):
-        x = np.asarray(0.5 + jax.random.normal(jax.random.key(t), (D,)))
-        delta = np.concatenate([x, [1, 1]]).astype(np.float32)
-        g = g + textbook.topk(delta - g, 4).astype(np.float32)
-        upload, state = job(jax.random.key(t), state)
-        np.testing.assert_allclose(np.concatenate([upload["x"], upload["y"]]), g, rtol=1e-6)
+        assert not np.isfinite(whole(upload)).any()
 
 
 # --- around real training ---------------------------------------------------------------------
@@ -157,12 +148,9 @@ test_bad_options_are_refused = refusals(
 )
 
 
-def is_y(path):
-    return path == ("y",)
-
-
 def test_what_is_private_passes_by():
     """Private leaves are neither counted nor compressed, and leave no residual."""
+    is_y = ("y",).__eq__
     for wrap in (feedback, ef21):
         wrapped = wrap(keeping(drawing(), is_y), sign(), private=is_y)
         upload, state = compiled(wrapped, zeros())(jax.random.key(1), wrapped.init(zeros()))

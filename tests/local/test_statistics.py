@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +19,8 @@ from fedjax_async.local import local_training, run_job
 from fedjax_async.models import BatchNorm
 from fedjax_async.models.norm import is_statistic
 from fedjax_async.types import Message, Model
-from tests.local import textbook
-from tests.local.made_up import CLASSES, FEATURES, MODEL, client_data, groups, pool, start_arrays, start_params
+from tests.local import made_up, textbook
+from tests.local.made_up import CLASSES, FEATURES, MODEL, client_data, flat, groups, start_params, start_vector
 
 KEY, BATCH = jax.random.key(3), 8
 
@@ -42,19 +43,15 @@ def centred_regression(private=None):
     return Model(init, apply, MODEL.loss, train, private)
 
 
-def expected_of(steps, *, lr, decay, momentum, mu, mean):
-    """(w, b, running mean) in NumPy: momentum and decay touch w and b only."""
-    (w, b), (x, y, _) = start_arrays(), pool()
-    start, velocity = (w, b), [0.0, 0.0]
-    for rows in groups(KEY, 0, BATCH, steps):
-        centre = x[rows].mean(axis=0)
+def expected_of(steps, mean):
+    """(the change of w and b, running mean) in NumPy: momentum, decay and the proximal term touch w and b only."""
+    batches = groups(KEY, 0, BATCH, steps)
+    means = [made_up.pool()[0][rows].mean(axis=0) for rows in batches]
+    for centre in means:
         mean = 0.9 * mean + 0.1 * centre
-        gradient = textbook.gradient(w, b, x[rows] - centre, y[rows])
-        for i, g in enumerate(gradient):
-            pull = mu * ((w, b)[i] - start[i])
-            velocity[i] = momentum * velocity[i] + g + pull + decay * (w, b)[i]
-        w, b = w - lr * velocity[0], b - lr * velocity[1]
-    return w, b, mean
+    gradients = [partial(made_up.slope, rows=rows, centre=centre) for rows, centre in zip(batches, means)]
+    options = {"lr": 0.3, "weight_decay": 0.1, "momentum": 0.8, "proximal": 0.4}
+    return textbook.sgd(start_vector(), gradients, **options) - start_vector(), mean
 
 
 def algorithm(private=None):
@@ -66,32 +63,27 @@ def sent(mean=0.25):
     return Message({"params": start_params(), "batch_stats": {"mean": jnp.full(FEATURES, mean)}}, version=jnp.int32(0))
 
 
-OPTIONS = {"lr": 0.3, "decay": 0.1, "momentum": 0.8, "mu": 0.4}
-
-
 @pytest.mark.float64
 def test_statistics_move_and_the_optimiser_never_touches_them():
     """Seven steps in batches of 8, 8, 7: decay, momentum and the proximal term act on the weights alone."""
     upload, state = run_job(algorithm(), KEY, sent(), (), client_data(), 7)
-    w, b, mean = expected_of(7, **OPTIONS, mean=np.full(FEATURES, 0.25))
-    (w0, b0) = start_arrays()
+    change, mean = expected_of(7, 0.25)
     assert state == ()
-    np.testing.assert_allclose(upload["params"]["w"], w - w0, rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(upload["params"]["b"], b - b0, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(flat(upload["params"]), change, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(upload["batch_stats"]["mean"], mean - 0.25, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.float64
 def test_private_statistics_stay_with_the_client():
     """The second job continues from the first's statistics, not from the message's; zeros are uploaded."""
-    client, mean = algorithm(is_statistic), np.full(FEATURES, 0.25)
+    client, mean = algorithm(is_statistic), 0.25
     state = client.init(sent().params)
     for message in (sent(99.0), sent(-5.0)):
         upload, state = run_job(client, KEY, message, state, client_data(), 4)
-        w, _, mean = expected_of(4, **OPTIONS, mean=mean)
+        change, mean = expected_of(4, mean)
         np.testing.assert_array_equal(upload["batch_stats"]["mean"], 0.0)
         np.testing.assert_allclose(state[1]["batch_stats"]["mean"], mean, rtol=1e-12)
-        np.testing.assert_allclose(upload["params"]["w"], w - start_arrays()[0], rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(flat(upload["params"]), change, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.float64
@@ -99,34 +91,31 @@ def test_a_private_head_is_trained_and_kept():
     """In a model without statistics: the bias is private, trained, and starts where the client's last job ended."""
     model = MODEL._replace(private=lambda path: path == ("b",))
     client = local_training(model, optimizer=optax.sgd(0.3), batch_size=BATCH, proximal=0.5)
-    message = Message(start_params(), version=jnp.int32(0))
-    (w, b), (x, y, _) = start_arrays(), pool()
-    state = client.init(message.params)
+    start, kept = start_vector(), start_vector()[:CLASSES]
+    state = client.init(start_params())
     for _ in range(2):
-        elsewhere = message._replace(params={**message.params, "b": jnp.full(CLASSES, 7.0)})
+        elsewhere = Message({**start_params(), "b": jnp.full(CLASSES, 7.0)}, version=jnp.int32(0))
         upload, state = run_job(client, KEY, elsewhere, state, client_data(), 5)
-        new_w, b = textbook.train(w, b, x, y, groups(KEY, 0, BATCH, 5), lr=0.3, proximal=0.5)
-        np.testing.assert_allclose(upload["w"] + w, new_w, rtol=1e-9, atol=1e-12)
-        np.testing.assert_array_equal(upload["b"], 0.0)
-        np.testing.assert_allclose(state[1]["b"], b, rtol=1e-9)
+        begun = np.append(kept, start[CLASSES:])
+        trained = textbook.sgd(begun, made_up.slopes(KEY, 0, BATCH, 5), lr=0.3, proximal=0.5)
+        kept = trained[:CLASSES]
+        want = np.append(np.zeros(CLASSES), (trained - begun)[CLASSES:])
+        np.testing.assert_allclose(flat(upload), want, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(state[1]["b"], kept, rtol=1e-9)
 
 
 def test_clients_vmapped_equal_one_by_one():
     client, data = algorithm(is_statistic), client_data()
-    keys, starts = jax.random.split(KEY, 3), jnp.array([0.1, 0.2, 0.3])
-    each = [client_data(i) for i in range(3)]
-    offsets, sizes = jnp.stack([d.offset for d in each]), jnp.stack([d.size for d in each])
+    offsets, sizes = (jnp.array(each, jnp.int32) for each in (made_up.OFFSETS, made_up.SIZES))
+    given = jax.random.split(KEY, 3), jnp.array([0.1, 0.2, 0.3]), offsets, sizes
 
     def one(key, mean, offset, size):
-        message = sent()
         own = {"batch_stats": {"mean": jnp.full(FEATURES, mean)}, "params": dict.fromkeys(start_params())}
-        state = ((), own)
-        return run_job(client, key, message, state, data._replace(offset=offset, size=size), 4)
+        return run_job(client, key, sent(), ((), own), data._replace(offset=offset, size=size), 4)
 
-    together, alone = jax.jit(jax.vmap(one))(keys, starts, offsets, sizes), jax.jit(one)
+    together, alone = jax.jit(jax.vmap(one))(*given), jax.jit(one)
     for i in range(3):
-        expected = alone(keys[i], starts[i], offsets[i], sizes[i])
-        have = tree.gather(together, i)
+        have, expected = tree.gather(together, i), alone(*tree.gather(given, i))
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), have, expected)
 
 
@@ -136,13 +125,12 @@ def test_a_batch_of_one_example_leaves_the_statistics_alone(size, batches):
     """Two steps of one epoch: a client with a single example, and last batches of one and of two examples."""
     upload, _ = run_job(algorithm(), KEY, sent(), (), client_data(size=size), -(-size // BATCH))
     moving = [rows for rows in groups(KEY, 0, BATCH, -(-size // BATCH), size) if len(rows) > 1]
-    mean, (x, _, _) = np.full(FEATURES, 0.25), pool()
+    mean, (x, _, _) = np.full(FEATURES, 0.25), made_up.pool()
     for rows in moving:
         mean = 0.9 * mean + 0.1 * x[rows].mean(axis=0)
     assert [len(rows) for rows in moving] == batches
     np.testing.assert_allclose(upload["batch_stats"]["mean"], mean - 0.25, rtol=1e-9, atol=1e-12)
-    if not batches:
-        np.testing.assert_array_equal(upload["batch_stats"]["mean"], 0.0)
+    assert batches or not upload["batch_stats"]["mean"].any()
     assert np.abs(upload["params"]["b"]).max() > 0  # the weights are trained all the same
 
 
@@ -160,15 +148,13 @@ class Normalised(nn.Module):
         return nn.BatchNorm(use_running_average=not train, momentum=0.9)(x, mask=rows)
 
 
-def statistics_after(own, alone=True, **settings):
-    """The running statistics at the end of a run; ``alone``: of clients with one example each."""
+def statistics_after(own, each=1, **settings):
+    """The running statistics, mean and variance, at the end of a run of three clients with ``each`` examples."""
     x, y = np.random.default_rng(0).normal(size=(12, 4)), np.arange(12) % 3
-    ends = [1, 2, 3] if alone else [3, 6, 9]
-    clients = list(zip(np.split(x, ends)[:3], np.split(y, ends)[:3], strict=True))
+    clients = [(x[low : low + each], y[low : low + each]) for low in range(0, 3 * each, each)]
     given = data.from_arrays(clients=clients, test=(x[9:], y[9:]))
     world = {"delay": "constant:mean=1", "updates": 6, "lr": 0.1, "data": given, "model": Normalised(own)}
-    run = simulate(**world, **settings)
-    return jax.tree.leaves(jax.tree.map(np.asarray, run.params["batch_stats"]))
+    return jax.tree.leaves(jax.tree.map(np.asarray, simulate(**world, **settings).params["batch_stats"]))
 
 
 WAYS = {
@@ -189,11 +175,11 @@ def test_no_running_variance_decays_where_every_client_has_one_example(way):
 
 
 def test_only_runs_with_batches_of_one_example_warn():
+    given = {"own": True, "each": 3, "method": "asgd", "engine": "reference"}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        mean, var = statistics_after(own=True, alone=False, method="asgd", engine="reference")
-    assert np.all(mean != 0)
-    assert np.all(var != 1)
+        mean, var = statistics_after(**given)
+    assert np.all(mean != 0) and np.all(var != 1)
     with pytest.warns(RunWarning, match="^batch_size = 1: a batch of fewer than two examples .* a larger batch_size"):
-        mean, var = statistics_after(own=True, alone=False, method="asgd", batch_size=1, engine="reference")
+        mean, var = statistics_after(**given, batch_size=1)
     np.testing.assert_array_equal(var, np.ones_like(var))

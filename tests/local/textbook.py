@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-WORD = 2**32
-PASSES = 24
+WORD, PASSES = 2**32, 24
 
 
 def lowbias32(x: int) -> int:
@@ -33,13 +32,8 @@ def swap_or_not(seed: tuple[int, int], epoch: int, size: int) -> list[int]:
 
 def batches(seed: tuple[int, int], size: int, batch_size: int, steps: int) -> list[list[int]]:
     """The first ``steps`` minibatches: epoch after epoch, each cut into runs of ``batch_size``."""
-    found: list[list[int]] = []
-    epoch = 0
-    while len(found) < steps:
-        order = swap_or_not(seed, epoch, size)
-        found += [order[low : low + batch_size] for low in range(0, size, batch_size)]
-        epoch += 1
-    return found[:steps]
+    orders = [swap_or_not(seed, epoch, size) for epoch in range(-(-steps * batch_size // size))]
+    return [order[low : low + batch_size] for order in orders for low in range(0, size, batch_size)][:steps]
 
 
 def gradient(w: np.ndarray, b: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -51,17 +45,14 @@ def gradient(w: np.ndarray, b: np.ndarray, x: np.ndarray, y: np.ndarray) -> tupl
     return x.T @ p / len(y), p.mean(axis=0)
 
 
-def train(w, b, x, y, groups, *, lr, momentum=0.0, nesterov=False, weight_decay=0.0, proximal=0.0, scale=1.0):
-    """SGD over the given minibatches (lists of row numbers); the trained ``w, b``."""
-    start, now, velocity = (w, b), [w, b], [np.zeros_like(w), np.zeros_like(b)]
-    for rows in groups:
-        grads = gradient(*now, x[rows], y[rows])
-        for i in range(2):
-            g = grads[i] + proximal * (now[i] - start[i]) + weight_decay * now[i]
-            velocity[i] = momentum * velocity[i] + g
-            direction = g + momentum * velocity[i] if nesterov else velocity[i]
-            now[i] = now[i] - scale * lr * direction
-    return now
+def sgd(start, gradients, *, lr, momentum=0.0, nesterov=False, weight_decay=0.0, proximal=0.0, scale=1.0):
+    """SGD from a vector; ``gradients``: of each step, a function of the weights."""
+    w, velocity = start, 0.0
+    for gradient in gradients:
+        g = gradient(w) + proximal * (w - start) + weight_decay * w
+        velocity = momentum * velocity + g
+        w = w - scale * lr * (g + momentum * velocity if nesterov else velocity)
+    return w
 
 
 class Adam:

@@ -267,13 +267,11 @@ def account(nodes, pushes, policy, unsent):
 
 def columns(events, pushes):
     inbox = [(message, weight) for event in events for message, weight in event.inbox]
+    of_events = ("client", "number", "start", "end", "mixed_at", "mass")
+    of_pushes = ("receiver", "sent_mass", "arrival", "outcome", "mixed_by", "corrupt")
     return {
-        "client": [event.client for event in events],
-        "number": [event.number for event in events],
-        "start": [event.start for event in events],
-        "end": [event.end for event in events],
-        "mixed_at": [event.mixed_at for event in events],
-        "mass": [event.mass for event in events],
+        **{name: [getattr(event, name) for event in events] for name in of_events},
+        **{name: [getattr(message, name) for message in pushes] for name in of_pushes},
         "unsent_mass": [event.unsent for event in events],
         "inbox_bounds": np.cumsum([0] + [len(event.inbox) for event in events]),
         "source": [message.event for message, _ in inbox],
@@ -281,12 +279,6 @@ def columns(events, pushes):
         "weight": [weight for _, weight in inbox],
         "push_event": [message.event for message in pushes],
         "push_fragment": [message.fragment for message in pushes],
-        "receiver": [message.receiver for message in pushes],
-        "sent_mass": [message.sent_mass for message in pushes],
-        "arrival": [message.arrival for message in pushes],
-        "outcome": [message.outcome for message in pushes],
-        "mixed_by": [message.mixed_by for message in pushes],
-        "corrupt": [message.corrupt for message in pushes],
     }
 
 

@@ -18,38 +18,20 @@ from fedjax_async.local.anchored import _CLUSTERING
 from fedjax_async.local.batches import seed_of
 from fedjax_async.peers.divshare_tensors import _NUMBERED
 from fedjax_async.peers.pushcen_adfl import _FIRST
-from tests.compress.textbook import released_clusters
-from tests.local.textbook import batches, gradient
+from tests.compress.textbook import released_clusters, weight_clusters
+from tests.local.textbook import Adam, batches, gradient
 
 LAMBDA, K, LR, BATCH = 0.3, 4, 0.05, 4
 
 
-# --- k-means with a fixed zero --------------------------------------------------------------------
-
-
-def kmeans(x, start, max_iter=3, tolerance=0.05):
-    """``(table, index)``: zero in slot 0, the others ascending; ``start``: the K - 1 others."""
-    x, others, before = x.ravel(), np.sort(np.array(start, float)), 0.0
-    for iteration in range(max_iter):
-        table = np.sort(np.append(others, 0.0))
-        label = np.argmin(np.abs(x[:, None] - table[None]), axis=1)
-        loss = np.sum((x - table[label]) ** 2)
-        means = [x[label == j].mean() if np.any(label == j) else table[j] for j in range(len(table))]
-        zero = int(np.sum(others < 0))
-        others = np.array([m for j, m in enumerate(means) if j != zero])
-        if iteration > 0 and abs(before - loss) <= tolerance * before:
-            break
-        before = loss
-    table = np.concatenate([[0.0], others])
-    return table, np.argmin(np.abs(x[:, None] - table[None]), axis=1)
+# --- chance ---------------------------------------------------------------------------------------
 
 
 @partial(jax.jit, static_argnames="reference")
 def drawn(w, key, reference="paper"):
     """K - 1 random entries of the weights, as the package draws them under the key of a job."""
     own = jax.random.fold_in(key, _CLUSTERING)
-    chosen = lambda path, leaf: path == ("w",)  # noqa: E731
-    return centroids.random_tables({"w": w, "b": np.zeros(3)}, K, own, reference=reference, chosen=chosen)["w"][1:]
+    return centroids.random_tables({"w": w}, K, own, reference=reference)["w"][1:]
 
 
 @jax.jit
@@ -63,24 +45,8 @@ def refills(w, key):
 # --- local training -------------------------------------------------------------------------------
 
 
-class Adam:
-    """Adam; its moments are kept from job to job."""
-
-    def __init__(self):
-        self.t, self.m, self.v = 0, [0.0, 0.0], [0.0, 0.0]
-
-    def step(self, now, grads, lr=LR, b1=0.9, b2=0.999, eps=1e-8):
-        self.t += 1
-        for i, g in enumerate(grads):
-            self.m[i] = b1 * self.m[i] + (1 - b1) * g
-            self.v[i] = b2 * self.v[i] + (1 - b2) * g * g
-            now[i] = now[i] - lr * (self.m[i] / (1 - b1**self.t)) / (np.sqrt(self.v[i] / (1 - b2**self.t)) + eps)
-
-
-class Sgd:
-    def step(self, now, grads, lr=LR):
-        for i, g in enumerate(grads):
-            now[i] = now[i] - lr * g
+def descending(now, g):
+    return now - LR * g
 
 
 def stored(size, steps):
@@ -89,7 +55,8 @@ def stored(size, steps):
     return [list(range(k % count * BATCH, min(size, (k % count + 1) * BATCH))) for k in range(steps)]
 
 
-def train(w, b, x, y, groups, optimizer, anchor=None, mask=None, per_epoch=1):
+def train(w, b, x, y, groups, steps, anchor=None, mask=None, per_epoch=1):
+    """``steps``: how each tensor moves along its gradient; an Adam keeps its moments from job to job."""
     now = [w, b]
     for k, rows in enumerate(groups):
         if mask is not None and k % per_epoch == 0:
@@ -98,7 +65,7 @@ def train(w, b, x, y, groups, optimizer, anchor=None, mask=None, per_epoch=1):
         if anchor is not None:
             target, factor = anchor
             grads[0] = grads[0] + 2 * factor * (now[0] - target)
-        optimizer.step(now, grads)
+        now = [step(leaf, g) for step, leaf, g in zip(steps, now, grads)]
     return now
 
 
@@ -109,13 +76,13 @@ class Full:
     """Async-DFedAvg, SWIFT, D-PSGD: ``w + sum c (w_j - w)``; with ``masses`` SGP."""
 
     def __init__(self, w, b, masses=False):
-        self.w, self.b, self.masses, self.optimizer = w, b, masses, Sgd()
+        self.w, self.b, self.masses, self.steps = w, b, masses, [descending] * 2
 
     def mix(self, inbox, key):
         self.w, self.b = (own + sum(c * (m[i] - own) for m, c in inbox) for i, own in enumerate((self.w, self.b)))
 
     def fit(self, x, y, groups, key, mass):
-        w, b = train(self.w, self.b, x, y, groups, self.optimizer)
+        w, b = train(self.w, self.b, x, y, groups, self.steps)
         if self.masses:  # x = s z moves by the step that was computed at z
             w, b = ((mass * old + (new - old)) / mass for old, new in ((self.w, w), (self.b, b)))
         self.w, self.b = w, b
@@ -141,7 +108,7 @@ class Sender(Full):
 class PushCen(Full):
     def __init__(self, w, b, released=False, mask=True):
         super().__init__(w, b)
-        self.optimizer, self.released, self.mask = Adam(), released, mask
+        self.steps, self.released, self.mask = [Adam(LR).step, Adam(LR).step], released, mask
         self.g = self.v = None
 
     def mix(self, inbox, key):
@@ -158,7 +125,9 @@ class PushCen(Full):
         reference = "released" if self.released else "paper"
         start = np.append(0.0, drawn(w, key, reference)) if self.g is None else self.g
         if not self.released:
-            return kmeans(w, start[1:])
+            x = w.ravel()
+            _, table = weight_clusters(x, start[1:], max_iter=3, tolerance=0.05)
+            return table, np.argmin(np.abs(x[:, None] - table), axis=1)
         rows = np.asarray(refills(w, key))
         return released_clusters(w.ravel(), start, drawn=lambda t: rows[t])
 
@@ -171,7 +140,7 @@ class PushCen(Full):
         factor = LAMBDA / (self.w.size if self.released else 1)
         per_epoch = max(1, len(y) // BATCH) if self.released else -(-len(y) // BATCH)
         groups = stored(len(y), len(groups)) if self.released else groups
-        self.w, self.b = train(self.w, self.b, x, y, groups, self.optimizer, (target, factor), mask, per_epoch)
+        self.w, self.b = train(self.w, self.b, x, y, groups, self.steps, (target, factor), mask, per_epoch)
 
     def send(self, key):
         table, index = self.cluster(self.w, key)
