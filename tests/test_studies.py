@@ -32,7 +32,7 @@ from fedjax_async.server.asynccurve import asynccurve
 from fedjax_async.types import Arrival
 from tests.experiment import EXPERIMENTS, module
 from tests.results.made_up import make_run
-from tests.results.test_seed_curves import SEEDS, check_end, ends, made
+from tests.results.test_same_numbers import SEEDS, check_end, ends, made
 
 RESULTS = EXPERIMENTS / "orthofl" / "results"
 

@@ -42,8 +42,12 @@ def make_schedule(num_clients: int = 3, jobs: int = 4) -> Schedule:
 
 
 def make_run(
-    accuracy: list[float] | None = None, time: list[float] | None = None, method: str = "fedasync:mixing=0.6"
+    accuracy: list[float] | None = None,
+    time: list[float] | None = None,
+    method: str = "fedasync:mixing=0.6",
+    **columns: np.ndarray,
 ) -> Run:
+    """``columns``: of the evaluations, in place of or beside the usual ones."""
     schedule = make_schedule()
     scores = np.array([0.1, 0.4, 0.7] if accuracy is None else accuracy, np.float32)
     at = np.linspace(0.0, 12.0, scores.size) if time is None else np.array(time)
@@ -63,6 +67,7 @@ def make_run(
             "accuracy": scores,
             "bytes_up": 100 * position,
             "bytes_down": 100 * (position + 3),
+            **columns,
         },
         updates={
             "client": schedule.client[job],

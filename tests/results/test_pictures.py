@@ -20,8 +20,8 @@ from fedjax_async.results import Drawing, clients, heat_map, peer_gantt, swings
 from fedjax_async.results.figure import WIDTHS
 from fedjax_async.results.sweep_table import swept_runs
 from tests.results.made_up import make_run, make_schedule
-from tests.results.test_measured import RUNS as MEASURED
 from tests.results.test_plots import PLAN
+from tests.results.test_same_numbers import RUNS as MEASURED
 from tests.results.test_sweep_report import a_sweep
 
 LONG = "fedbuff:server_lr=0.3,staleness=polynomial,exponent=0.5+swa:start=0.5@buffer:size=10,concurrency=100"
@@ -48,11 +48,18 @@ def plane(drawing):
     return results.plane_picture(S, S, np.add.outer(S, S), models, paths, drawing=drawing)
 
 
-def map_of_two(drawing):
-    found = swept_runs(a_sweep({"method.mixing": [0.8, 0.4], "lr": [0.3, 0.1, 0.2]}))
-    return heat_map.heat_map(heat_map.cells(found, "accuracy"), "accuracy", drawing=drawing)
+def a_map(drawing, **grid):
+    maps = heat_map.cells(swept_runs(a_sweep(grid, seeds=2)), "accuracy")
+    return heat_map.heat_map(maps, "accuracy", drawing=drawing)
 
 
+def map_of_one(drawing, row, *names, title=""):
+    values = np.full((1, len(names)), 30.0)
+    map_ = heat_map.Cells(("row", [row]), ("column", [*names]), values, np.full_like(values, np.nan), title)
+    return heat_map.heat_map([map_], "accuracy", drawing=drawing)
+
+
+SIZE_5, SIZE_3 = "fedbuff@buffer:size=5", [f"fedbuff:server_lr={k}@buffer:size=3" for k in range(2)]
 DRAWN = {
     "accuracy_curve": lambda d: results.accuracy_curve(compared("fedavg", "fedasync"), drawing=d),
     "ten methods": lambda d: results.accuracy_curve(compared(*(f"method {i}" for i in range(10))), drawing=d),
@@ -65,7 +72,9 @@ DRAWN = {
     "path_picture": lambda d: results.path_picture({"A to B": (S, S), f"A to C, {LONG}": (S, S)}, drawing=d),
     "plane_picture": plane,
     "clients": lambda d: clients.distribution(MEASURED, drawing=d),
-    "heat map": map_of_two,
+    "heat map": lambda d: a_map(d, clients=[4, 8], lr=[0.3, 0.1, 0.2]),
+    "facets": lambda d: a_map(d, method=["asgd", SIZE_5], lr=[0.3, 0.1, 0.2, 0.4], delay=["rpi", "lognormal"]),
+    "long names below": lambda d: map_of_one(d, 0.1, *SIZE_3),
     "explained": lambda d: swings.swings(arrivals(30), (2.3, 0.1), "validation", drawing=d),
     "large numbers": lambda d: swings.swings(arrivals(30, 10_000), (2.3, 0.1), "validation", drawing=d),
     "one client": lambda d: swings.swings(arrivals(1), (2.3, 0.1), "test", drawing=d),
@@ -92,18 +101,25 @@ def cut_off(figure) -> list[str]:
     return found
 
 
-def test_every_public_function_that_draws_is_tested():
-    assert set(DRAWN) >= FUNCTIONS
+ON_SCREEN = ("long names", "peer_gantt", "plane_picture", "explained", "large numbers", "facets", "long names below")
 
 
-WITH_LEGENDS = ("long names", "peer_gantt", "plane_picture", "explained", "large numbers")
-CASES = [(name, Drawing(width="column", title=TITLE)) for name in DRAWN]
-CASES += [(name, Drawing()) for name in WITH_LEGENDS]
-
-
-@pytest.mark.parametrize(("name", "drawing"), CASES, ids=[f"{name}, {drawing.width}" for name, drawing in CASES])
-def test_no_text_is_cut_off(name, drawing):
-    assert cut_off(DRAWN[name](drawing)) == []
+@pytest.mark.parametrize(
+    ("name", "width"),
+    [*((name, "column") for name in DRAWN), *((name, None) for name in ON_SCREEN), ("long names below", "page")],
+)
+def test_no_text_is_cut_off(name, width):
+    title = TITLE if width == "column" else None
+    figure = on_screen(name) if width is None else DRAWN[name](Drawing(width=width, title=title))
+    assert cut_off(figure) == []
+    for axes in figure.axes[:-1] if name == "facets" else ():  # numbers fit their cells
+        whole, boxes = axes.get_window_extent(), [text.get_window_extent() for text in axes.texts]
+        assert max(box.width for box in boxes) < whole.width / 4
+        assert max(box.height for box in boxes) < whole.height / 2
+    if width is not None:
+        assert figure.get_figwidth() == {"column": 3.5, "page": 7.16}[width]
+        assert max(text.get_fontsize() for text in figure.findobj(Text) if text.get_text()) <= 8
+    assert set(DRAWN) >= FUNCTIONS, "every public function that draws is tested"
 
 
 @pytest.mark.parametrize("width", [None, *WIDTHS])
@@ -147,8 +163,8 @@ def test_a_shown_picture_is_a_png_that_can_be_copied():
 def test_a_name_with_dollar_signs_is_no_formula(end):
     """Between two of them matplotlib would take it for one, and fail if it is none."""
     results.accuracy_curve({f"5 $x_{{ $ each{end}": [make_run()], "fedavg": [make_run()]}).draw_without_rendering()
-    map_of = heat_map.Cells(("row", ["$x_{ $"]), ("column", ["$y_{ $"]), np.ones((1, 1)), np.ones((1, 1)), "$z_{ $")
-    heat_map.heat_map([map_of], "accuracy").draw_without_rendering()
+    if not end:
+        map_of_one(Drawing(), "$x_{ $", "$y_{ $", title="$z_{ $").draw_without_rendering()
 
 
 @pytest.mark.parametrize(("title", "shown"), [("$\\alpha$ = 1", "$\\alpha$ = 1"), ("a $x_{ $", r"a \$x_{ \$")])
