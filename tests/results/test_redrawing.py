@@ -18,28 +18,22 @@ from tests.cli.called import ok, refused
 from tests.results import sweep_engine
 from tests.results.folders import contents
 from tests.results.made_up import make_run, of_group
+from tests.results.page import save_comparison, seeded
 from tests.results.test_claim import elsewhere, never
+from tests.told import refusal
 
 SMALL = ("--model", "logistic", "--clients", "4", "--updates", "6", "--steps", "2", "--quiet")
 FEW = {"model": "logistic", "clients": 4, "steps": 1, "updates": 6}
-
-
-def seeded(method: str, seed: int, *accuracies: float):
-    run = make_run([0.1, *accuracies], method=method)
-    return run._replace(settings=run.settings | {"seed": seed})
 
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory):
     """A saved comparison with two methods and three seeds, one of the methods with a label."""
     runs = {
-        "Ours": [seeded("fedasync:mixing=0.4", seed, 0.4, 0.6 + 0.01 * seed) for seed in range(3)],
-        "fedavg": [seeded("fedavg", seed, 0.3, 0.5 - 0.01 * seed) for seed in range(3)],
+        "Ours": seeded([[0.1, 0.4, 0.6 + 0.01 * seed] for seed in range(3)], "fedasync:mixing=0.4"),
+        "fedavg": seeded([[0.1, 0.3, 0.5 - 0.01 * seed] for seed in range(3)]),
     }
-    folder = tmp_path_factory.mktemp("drawn") / "compared"
-    for name, seeds in runs.items():
-        for seed, run in enumerate(seeds):
-            save(run, folder / "runs" / name / f"seed_{seed}")
+    folder = save_comparison(tmp_path_factory.mktemp("drawn") / "compared", runs)
     (folder / "labels.json").write_text('{"Ours": "Ours"}')
     write_comparison(runs, folder)
     return folder
@@ -57,22 +51,13 @@ def untrained(monkeypatch):
 
 def test_a_comparison_is_redrawn_to_the_same_bytes_or_with_other_options(comparison):
     before = contents(comparison)
-    redraw(comparison)
-    assert contents(comparison) == before
     for name in before:
         if "/" not in name and name != "labels.json":
             (comparison / name).unlink()
     text = redraw(comparison)
     assert "Ours" in text and contents(comparison) == before
-    drawing = Drawing(x="bytes", formats=("svg",), title="T")
-    text = redraw(
-        comparison,
-        final="last",
-        target="Ours",
-        baseline="Ours",
-        columns=["time"],
-        drawing=drawing,
-    )
+    options = {"final": "last", "target": "Ours", "baseline": "Ours", "columns": ["time"]}
+    text = redraw(comparison, **options, drawing=Drawing(x="bytes", formats=("svg",), title="T"))
     assert "the final accuracy of Ours" in text and "relative to Ours" in text and "accuracy, last (%)" in text
     assert b"sent, both directions" in (comparison / "accuracy.svg").read_bytes()
     assert (comparison / "comparison.tex").read_text().count("&") == 3 * 1
@@ -80,7 +65,7 @@ def test_a_comparison_is_redrawn_to_the_same_bytes_or_with_other_options(compari
 
 
 def test_the_methods_are_those_of_the_table_in_its_order(comparison):
-    save(seeded("asgd", 0, 0.2), comparison / "runs" / "asgd" / "seed_0")
+    save(*seeded([[0.1, 0.2]], "asgd"), comparison / "runs" / "asgd" / "seed_0")
     assert list(reading.comparison_in(comparison)) == ["Ours", "fedavg", "asgd"]
     assert "asgd" not in redraw(comparison, plots=False)
     (comparison / "comparison.csv").unlink()
@@ -109,80 +94,75 @@ def test_a_sweep_is_redrawn(tmp_path, monkeypatch):
     assert contents(tmp_path) == before
     shutil.rmtree(tmp_path / "runs" / "lr=0.1,seed=2")
     text = redraw(tmp_path, plots=False, target="0.2", columns=["time"])
-    assert (
-        text.startswith("5 of 6 runs are finished\n\n") and "time to 20 % (s)" in (tmp_path / "settings.md").read_text()
-    )
+    assert text.startswith("5 of 6 runs are finished\n\n")
+    assert "time to 20 % (s)" in (tmp_path / "settings.md").read_text()
+
+
+RUN = "runs/Ours/seed_0"
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("place", "given", "message"),
     [
-        ({"target": 0.7}, "target = 0.7: must be left out for a run"),
-        ({"columns": ["time"]}, r"columns = \['time'\]: must be left out for a run"),
-        ({"baseline": "fedavg"}, "baseline = 'fedavg': must be left out for a run"),
-        ({"final": "first"}, "final = 'first': must be last, best"),
-        ({"columns": ["time", "time"]}, "columns = .*: must be a list of different names"),
-        ({"drawing": Drawing(x="energy")}, "x = 'energy': must be time, update, step or bytes"),
+        ("none", {}, "must hold a finished run, comparison or sweep, but there is no such folder"),
+        ("comparison.md", {}, "must hold a finished run, comparison or sweep, but it is a file"),
+        ("", {"target": "1.5"}, "^target = '1.5': must be an accuracy in .* or one of Ours, fedavg"),
+        (RUN, {"target": 0.7}, "target = 0.7: must be left out for a run"),
+        (RUN, {"columns": ["time"]}, r"columns = \['time'\]: must be left out for a run"),
+        (RUN, {"baseline": "fedavg"}, "baseline = 'fedavg': must be left out for a run"),
+        (RUN, {"final": "first"}, "final = 'first': must be last, best"),
+        (RUN, {"columns": ["time", "time"]}, "columns = .*: must be a list of different names"),
+        (RUN, {"drawing": Drawing(x="energy")}, "x = 'energy': must be time, update, step or bytes"),
     ],
 )
-def test_options_that_a_run_does_not_take(tmp_path, given, message):
-    save(make_run(), tmp_path)
+def test_wrong_folders_and_options_that_a_run_does_not_take(drawn, place, given, message):
     with pytest.raises(ValueError, match=message):
-        redraw(tmp_path, **given)
-
-
-def test_folders_without_results_or_in_use_are_refused(tmp_path, comparison):
-    with pytest.raises(ValueError, match="must hold a finished run, comparison or sweep, but there is no such folder"):
-        redraw(tmp_path / "none")
-    with pytest.raises(ValueError, match="must hold a finished run, comparison or sweep, but it is a file"):
-        redraw(comparison / "comparison.md")
-    with elsewhere(comparison), pytest.raises(ValueError, match="in use by"):
-        redraw(comparison)
-    with pytest.raises(ValueError, match=r"^target = '1.5': must be an accuracy in .* or one of Ours, fedavg"):
-        redraw(comparison, plots=False, target="1.5")
+        redraw(drawn / place, plots=False, **given)
 
 
 def test_the_command(capsys, comparison):
-    assert "x = 'update': must be left out with --no-plots" in refused(
-        capsys, "redraw", str(comparison), "--x", "update", "--no-plots"
-    )
-    out = ok(capsys, "redraw", str(comparison), "--x", "step", "--format", "pdf,svg", "--columns", "accuracy,time")
+    place = str(comparison)
+    said = refused(capsys, "redraw", place, "--x", "update", "--no-plots")
+    assert "x = 'update': must be left out with --no-plots" in said
+    out = ok(capsys, "redraw", place, "--x", "step", "--format", "pdf,svg", "--columns", "accuracy,time")
     assert out.endswith(f"written: {comparison}\n") and "relative to fedavg" in out
     assert b"server steps" in (comparison / "accuracy.svg").read_bytes() and (comparison / "accuracy.pdf").is_file()
-    assert "x = 'steps': must be one of time, update, step, bytes, energy" in refused(
-        capsys, "redraw", str(comparison), "--x", "steps"
-    )
-    assert "x = 'energy': must be time" in refused(capsys, "redraw", str(comparison), "--x", "energy")
+    for axis, says in (("steps", "one of time, update, step, bytes, energy"), ("energy", "time")):
+        assert f"x = '{axis}': must be {says}" in refused(capsys, "redraw", place, "--x", axis)
+    with elsewhere(comparison), pytest.raises(ValueError, match="in use by"):
+        redraw(comparison)
 
 
-def test_the_axis_of_new_runs(capsys, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("run", "--out", "one", "--x", "energy"), "time, update, step or bytes, as the run counts no energy"),
+        (("compare", "asgd", "--x", "energy"), "time"),
+        # nodes count none: not after the training
+        (("compare", "asgd", "dpsgd", "--energy", "boards", "--x", "energy"), "time"),
+        (("run", "--x", "bytes"), "left out without a folder"),
+        (("sweep", "s.toml", "--x", "energy"), "time"),
+    ],
+)
+def test_an_axis_that_new_runs_lack_is_refused(capsys, tmp_path, monkeypatch, words, says):
     monkeypatch.chdir(tmp_path)
-    words = ("run", *SMALL, "--out", "one", "--x")
-    assert "x = 'energy': must be time, update, step or bytes, as the run counts no energy" in refused(
-        capsys, *words, "energy"
-    )
-    assert "x = 'energy': must be time" in refused(capsys, "compare", "asgd", *SMALL, "--x", "energy")
-    nodes = ("asgd", "dpsgd", "--energy", "boards", "--x", "energy")  # which count none: not after the training
-    assert "x = 'energy': must be time" in refused(capsys, "compare", *nodes, *SMALL)
-    assert "x = 'bytes': must be left out without a folder" in refused(capsys, "run", *SMALL, "--x", "bytes")
     (tmp_path / "s.toml").write_text('[base]\nmodel = "logistic"\nupdates = 6\n[grid]\nlr = [0.02, 0.1]\n')
-    assert "x = 'energy': must be time" in refused(capsys, "sweep", "s.toml", "--x", "energy")
+    more = () if words[0] == "sweep" else SMALL
+    assert f"x = '{words[-1]}': must be {says}" in refused(capsys, *words, *more)
     assert [path.name for path in tmp_path.iterdir()] == ["s.toml"]
+
+
+def test_the_axis_of_new_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(sweeping, "execute_group", of_group)
-    ok_run = cli.main([*words, "update", "--format", "svg"])
-    capsys.readouterr()
-    assert ok_run == 0 and b"client updates applied" in (tmp_path / "one" / "accuracy.svg").read_bytes()
-
-
-def test_curves_against_energy():
+    assert cli.main(["run", *SMALL, "--out", str(tmp_path / "one"), "--x", "update", "--format", "svg"]) == 0
+    assert b"client updates applied" in (tmp_path / "one" / "accuracy.svg").read_bytes()
     run = make_run()
     joules = run.evaluations["update"] * 30.0
-    counted = run._replace(evaluations=run.evaluations | {"energy": joules, "carbon": joules})
-    figure = accuracy_curve({"a": [counted]}, drawing=Drawing(x="energy"))
-    assert figure.axes[0].get_xlabel() == "energy (J)"
-    assert accuracy_curve({"a": [counted]}, "step", drawing=Drawing(x="energy")).axes[0].get_xlabel() == "server steps"
+    counted, energy = {"a": [make_run(energy=joules, carbon=joules)]}, Drawing(x="energy")
+    assert accuracy_curve(counted, drawing=energy).axes[0].get_xlabel() == "energy (J)"
+    assert accuracy_curve(counted, "step", drawing=energy).axes[0].get_xlabel() == "server steps"
     with pytest.raises(ValueError, match="x = 'energy': must be another: the run has no energy"):
-        accuracy_curve({"a": [run]}, drawing=Drawing(x="energy"))
+        accuracy_curve({"a": [run]}, drawing=energy)
 
 
 def test_seeds_with_other_settings_are_not_averaged(comparison):
@@ -190,35 +170,27 @@ def test_seeds_with_other_settings_are_not_averaged(comparison):
     place = comparison / "runs" / "fedavg" / "seed_2"
     run = results.load(place)
     save(run._replace(settings=run.settings | {"time": 99.0}), place, overwrite=True)
-    with pytest.raises(ValueError, match=r"but fedavg, seed 2 against 0: time = 99\.0, saved 12\.0"):
-        redraw(comparison, plots=False)
+    assert "but fedavg, seed 2 against 0: time = 99.0, saved 12.0" in refusal(redraw, comparison, plots=False)
     found = html_folders.read(comparison)
     assert found.tables == [] and "fedavg, seed 2 against 0" in found.notes[0]
     shutil.rmtree(place)
     shutil.copytree(comparison / "runs" / "fedavg", comparison / "runs" / "a copy")
     shutil.rmtree(comparison / "runs" / "Ours")
-    with pytest.raises(ValueError, match="but fedavg has seed 0 twice"):
-        redraw(comparison, plots=False)
+    assert "but fedavg has seed 0 twice" in refusal(redraw, comparison, plots=False)
 
 
-def test_a_folder_that_is_overwritten_is_of_the_new_kind(tmp_path, monkeypatch):
+def test_an_overwritten_folder_is_of_the_new_kind_and_takes_no_seeds_of_other_settings(tmp_path, monkeypatch):
     """Else the earlier sweep or run would be read in place of the new results."""
     sweep_folder.begin(tmp_path, expand(FEW, {"lr": [0.1, 0.2]}))
     save(make_run(), tmp_path, overwrite=True)
     assert reading.kind_of(tmp_path) == "run"
     sweep_folder.begin(tmp_path, expand(FEW, {"lr": [0.1, 0.2]}))
     monkeypatch.setattr(sweeping, "execute_group", of_group)
-    for overwrite in (True, False):  # the second call reads what the first one wrote
-        compare(["asgd"], out=tmp_path, overwrite=overwrite, plots=False, progress=False, **FEW)
-        assert reading.kind_of(tmp_path) == "comparison"
-
-
-def test_other_seeds_with_other_settings_take_no_place_beside_the_first(tmp_path, monkeypatch):
-    monkeypatch.setattr(sweeping, "execute_group", of_group)
     given = FEW | {"out": tmp_path, "plots": False, "progress": False}
-    compare(["asgd"], **given)
+    for overwrite in (True, False):  # the second call reads what the first one wrote
+        compare(["asgd"], overwrite=overwrite, **given)
+        assert reading.kind_of(tmp_path) == "comparison"
     assert len(compare(["asgd"], seed=1, **given)["asgd"]) == 1
-    with pytest.raises(
-        ValueError, match=r"differ in their seed only .*, but seed_0 holds another run: lr = 0\.5, saved"
-    ):
+    message = r"differ in their seed only .*, but seed_0 holds another run: lr = 0\.5, saved"
+    with pytest.raises(ValueError, match=message):
         compare(["asgd"], seed=2, lr=0.5, **given)

@@ -19,22 +19,26 @@ from fedjax_async.results.sweeps import CHECKPOINTS, collect, plan_sweep, resolv
 from fedjax_async.server import asgd
 from tests.results import sweep_engine
 from tests.results.folders import contents, ends_the_same
+from tests.told import refusal
 
 BASE = Settings(updates=11)
 GRID = {"method": ["fedasync", "fedbuff"], "lr": [0.1, 0.2]}
 
 
-def start(folder=None, **options):
-    return sweep(BASE, GRID, seeds=2, out=folder, progress=False, **options)
+def start(folder=None, *, base=BASE, grid=GRID, seeds=2, **options):
+    return sweep(base, grid, seeds=seeds, out=folder, progress=False, **options)
 
 
-def test_runs_in_memory_come_back_in_order(engine):
+def test_runs_in_memory_come_back_in_order_and_their_table_shows_their_energy(engine):
     found = start()
     assert len(found.points) == len(engine.trained) == 8
     assert [run.settings["lr"] for run in found.runs] == [values["lr"] for values in found.values]
     assert [each.seed for each in found.settings] == [0, 1] * 4
     assert list(found.runs)[3].settings["seed"] == found.run(3).settings["seed"] == 1
     assert engine.folders == {None}
+    counted = dict.fromkeys(("energy", "carbon"), np.arange(3.0))
+    made = tuple(run._replace(evaluations=run.evaluations | counted) for run in found.runs)
+    assert {"energy (kJ)", "carbon (g CO2e)"} <= set(setting_rows(swept_runs(found._replace(kept=made)))[0])
 
 
 def test_each_run_has_a_folder_and_comes_back_exactly(engine, tmp_path):
@@ -51,38 +55,31 @@ def test_each_run_has_a_folder_and_comes_back_exactly(engine, tmp_path):
     assert sweep_folder.read_definition(tmp_path / "sweep") == list(found.points)
 
 
-@pytest.mark.parametrize("after", [0, 3, 7])
-def test_interrupted_after_any_run_it_goes_on(tmp_path, monkeypatch, after):
+def test_interrupted_and_damaged_it_trains_whole_stacks_again(tmp_path, monkeypatch):
+    """Finished runs of an interrupted stack are trained again, but not written."""
     sweep_engine.use(monkeypatch)
     start(tmp_path / "whole")
-    sweep_engine.use(monkeypatch, KeyboardInterrupt(), fail_after=after)
+    want, cut = contents(tmp_path / "whole"), tmp_path / "cut"
+    sweep_engine.use(monkeypatch, KeyboardInterrupt(), fail_after=3)
     with pytest.raises(KeyboardInterrupt):
-        start(tmp_path / "cut")
-    finished, missing = collect(tmp_path / "cut")
-    assert len(finished.points) == after and len(missing) == 8 - after
+        start(cut)
+    finished, missing = collect(cut)
+    assert len(finished.points) == 3 and len(missing) == 8 - 3
     again = sweep_engine.use(monkeypatch)
-    start(tmp_path / "cut")
-    # whole stacks: finished runs of an interrupted stack are trained again, but not written
-    assert len(again.trained) == 8 - after + after % sweep_engine.STACK
-    assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
+    start(cut)
+    assert len(again.trained) == 8 - 3 + 3 % sweep_engine.STACK and contents(cut) == want
+    (cut / "runs" / "method=fedbuff,lr=0.2,seed=1" / "updates.csv").write_bytes(b"half")
+    (cut / "runs" / "method=fedasync,lr=0.1,seed=0" / "manifest.json").unlink()
+    again.trained.clear()
+    start(cut)
+    assert len(again.trained) == 2 * sweep_engine.STACK and contents(cut) == want
 
 
 def test_killed_at_any_write_it_goes_on_and_ends_the_same(engine, tmp_path):
     def begin(folder):
-        write_sweep(sweep(BASE, {"lr": [0.1]}, progress=False, out=folder), plots=False)
+        write_sweep(start(folder, grid={"lr": [0.1]}, seeds=1), plots=False)
 
     ends_the_same(begin, tmp_path, least=15)
-
-
-def test_a_damaged_run_is_trained_again(engine, tmp_path):
-    start(tmp_path)
-    before = contents(tmp_path)
-    (tmp_path / "runs" / "method=fedbuff,lr=0.2,seed=1" / "updates.csv").write_bytes(b"half")
-    (tmp_path / "runs" / "method=fedasync,lr=0.1,seed=0" / "manifest.json").unlink()
-    engine.trained.clear()
-    start(tmp_path)
-    assert len(engine.trained) == 2 * sweep_engine.STACK  # their stacks
-    assert contents(tmp_path) == before
 
 
 @pytest.mark.parametrize("content", [
@@ -92,38 +89,31 @@ def test_a_damaged_run_is_trained_again(engine, tmp_path):
     "{}", "{", '{"format": "another", "runs": []}', '{"format": "fedjax_async sweep 1"}',
 ])  # fmt: skip
 def test_a_damaged_definition_is_refused_in_one_line(engine, tmp_path, content):
+    assert "it has no sweep.json" in refusal(collect, tmp_path)
     (tmp_path / "sweep.json").write_text(content)
     with pytest.raises(ValueError, match=r"must be empty or hold the same sweep, but it holds "):
-        sweep({"method": "fedbuff", "updates": 11}, {"lr": [0.1]}, out=tmp_path, progress=False)
-    with pytest.raises(ValueError, match=r"must hold a sweep \('fedjax_async sweep 1'\), but sweep.json does not"):
-        collect(tmp_path)
+        start(tmp_path, base={"method": "fedbuff", "updates": 11}, grid={"lr": [0.1]})
+    assert "must hold a sweep ('fedjax_async sweep 1'), but sweep.json does not" in refusal(collect, tmp_path)
 
 
 def test_another_sweep_is_refused_unless_told(engine, tmp_path):
-    sweep(BASE, GRID, out=tmp_path, progress=False)
+    start(tmp_path, seeds=1)
     before = contents(tmp_path)
     holds = r"must be empty or hold the same sweep, but it holds another sweep: (runs \[|of \S+, \w+ = )"
     with pytest.raises(ValueError, match=holds):
         start(tmp_path)
     assert contents(tmp_path) == before
     engine.trained.clear()
-    wider = {"method": ["fedasync", "fedbuff"], "lr": [0.1, 0.2, 0.3]}
-    found = sweep(BASE, wider, out=tmp_path, progress=False, overwrite=True)
+    found = start(tmp_path, grid=GRID | {"lr": [0.1, 0.2, 0.3]}, seeds=1, overwrite=True)
     assert len(found.points) == 6
     assert {each.lr for each in engine.trained} >= {0.3}
     assert len(engine.trained) == 2  # finished stacks are not trained again
+    for point in start(tmp_path, base=Settings(updates=12), seeds=1, overwrite=True).points:
+        assert load(tmp_path / "runs" / point.name).settings["updates"] == 12
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").write_text("mine")
-    with pytest.raises(ValueError, match="but it holds other files"):
-        sweep(BASE, GRID, out=tmp_path / "other", progress=False)
-    with pytest.raises(ValueError, match="must be a folder, not a file"):
-        sweep(BASE, GRID, out=tmp_path / "other" / "thesis.tex", progress=False)
-
-
-def test_overwriting_replaces_runs_of_other_settings(engine, tmp_path):
-    sweep(BASE, GRID, out=tmp_path, progress=False)
-    sweep(Settings(updates=12), GRID, out=tmp_path, progress=False, overwrite=True)
-    assert {json.loads(path.read_text())["updates"] for path in tmp_path.glob("runs/*/settings.json")} == {12}
+    assert "but it holds other files" in refusal(start, tmp_path / "other")
+    assert "must be a folder, not a file" in refusal(start, tmp_path / "other" / "thesis.tex")
 
 
 def test_everything_is_checked_before_anything_trains(engine, tmp_path, monkeypatch):
@@ -145,11 +135,9 @@ def test_a_plan_changes_nothing_and_counts_what_is_left(engine, tmp_path):
     left = plan_sweep(points, folder=tmp_path / "new")
     assert left.finished == frozenset(range(4)) and left.updates == 4 * sweep_engine.UPDATES
     assert left.groups == work.groups[1:]
-    for name in ("memory_limit", "lanes"):
-        with pytest.raises(ValueError, match=f"{name} = 0"):
-            plan_sweep(points, **{name: 0})
-    with pytest.raises(ValueError, match=r"points = \[\]"):
-        plan_sweep([])
+    for given, says in (({"memory_limit": 0}, "memory_limit = 0"), ({"lanes": 0}, "lanes = 0"), ({}, r"points = \[\]")):
+        with pytest.raises(ValueError, match=says):
+            plan_sweep(points if given else [], **given)
 
 
 def test_the_bar_counts_all_updates(engine, capsys):
@@ -159,22 +147,8 @@ def test_the_bar_counts_all_updates(engine, capsys):
 
 
 def test_float64_is_for_all_runs_or_none(engine):
-    assert len(sweep(Settings(updates=1, compute="float64"), {"lr": [0.1]}, progress=False).points) == 1
-    with pytest.raises(ValueError, match="that of all runs of a sweep or of none"):
-        sweep(BASE, {"compute": ["float64", "float32"]}, progress=False)
-
-
-def test_a_folder_without_a_sweep_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"it has no sweep\.json"):
-        collect(tmp_path)
-
-
-def test_the_table_of_a_sweep_shows_its_energy(engine):
-    found = start()
-    made = [run._replace(evaluations=run.evaluations | dict.fromkeys(("energy", "carbon"), np.arange(3.0)))
-            for run in found.runs]  # fmt: skip
-    rows = setting_rows(swept_runs(found._replace(kept=tuple(made))))
-    assert {"energy (kJ)", "carbon (g CO2e)"} <= set(rows[0])
+    assert len(start(base=Settings(updates=1, compute="float64"), grid={"lr": [0.1]}).points) == 2
+    assert "that of all runs of a sweep or of none" in refusal(start, grid={"compute": ["float64", "float32"]})
 
 
 @pytest.mark.parametrize("earlier", [False, True], ids=["now", "in_a_folder_of_an_earlier_version"])

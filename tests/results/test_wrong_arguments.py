@@ -18,7 +18,7 @@ from tests.told import refusal
 
 TESTS = Path(__file__).parent
 RUN = make_run()
-RUNS = {"a": [RUN]}
+RUNS, ROWS = {"a": [RUN]}, [{"a": 1.0}]
 SWEEP = Sweep(tuple(expand(Settings(updates=1), {"lr": [0.1]})), None, (RUN,))
 OF_METHODS = "a dict, method -> list of its runs"
 SCHEDULE = RUN.schedule
@@ -46,9 +46,9 @@ CALLS = [
     (lambda: results.Drawing(formats=("bmp",)), "format = 'bmp'"),
     (lambda: results.Drawing(formats=()), "format = "),
     (lambda: results.Drawing(width="thin"), "width = 'thin'"),
-    (lambda: results.table([{"a": 1}], "html"), "style = 'html'"),
+    (lambda: results.table(ROWS, "html"), "style = 'html'"),
     (lambda: results.table([]), "at least one row"),
-    (lambda: results.write([{"a": 1}], "t.html"), "file ending = '.html'"),
+    (lambda: results.write(ROWS, "t.html"), "file ending = '.html'"),
     (lambda: results.spread([]), "at least one number"),
     (lambda: results.interval([]), "at least one number"),
     (lambda: results.write_sweep(SWEEP), "folder = None"),
@@ -72,20 +72,14 @@ CALLS = [
     (lambda: results.choose(3), "sweep = 3: must be a Sweep, as sweep returns"),
     (lambda: results.table(3), "rows = 3: must be a list of at least one row, a dict"),
     (lambda: results.table([3]), "rows = [3]: must be a list of at least one row, a dict"),
-    (lambda: results.table([{"a": 1.0}], decimals="2"), "decimals = '2': must be a whole number, or a dict, column"),
-    (
-        lambda: results.table([{"a": 1.0}], decimals={"a": -1}),
-        "decimals['a'] = -1: must be a whole number from 0 to 17",
-    ),
-    (lambda: results.table([{"a": 1.0}], decimals=2.5), "decimals = 2.5: must be a whole number"),
+    (lambda: results.table(ROWS, decimals="2"), "decimals = '2': must be a whole number, or a dict, column"),
+    (lambda: results.table(ROWS, decimals={"a": -1}), "decimals['a'] = -1: must be a whole number from 0 to 17"),
+    (lambda: results.table(ROWS, decimals=2.5), "decimals = 2.5: must be a whole number"),
     (lambda: results.write_report(["runs/one"], 3), "path = 3: must be a path"),
     (lambda: results.write_report("nosuch", "r.html"), "folders = 'nosuch': must be a list of folders"),
     (lambda: results.write_report([], "r.html"), "folders = []"),
     (lambda: results.write_report([TESTS, TESTS / "."], "r.html"), "different"),
-    (
-        lambda: results.write_report([TESTS / "none"], "r.html"),
-        "must hold a finished run, comparison or sweep, but",
-    ),
+    (lambda: results.write_report([TESTS / "none"], "r.html"), "must hold a finished run, comparison or sweep, but"),
     (lambda: results.write_report([TESTS], "r.txt"), "file ending = '.txt'"),
     (lambda: results.write_report([TESTS], f"{__file__}/r.html"), "must be a file that can be written"),
     (lambda: results.write_report([3], "r.html"), "folder = 3: must be a path"),
