@@ -38,9 +38,7 @@ def test_a_forced_bar_shows_time_rate_staleness_and_accuracy():
     for part in ("fedasync", "200/200", "updates/s", "t=1h06m40s", "staleness 3.2", "accuracy 71.2%"):
         assert part in text.rstrip("\n").split("\r")[-1]
     assert "nan" not in text
-
-
-def test_what_rounds_to_a_minute_is_one():
+    # what rounds to a minute is one
     assert [progress.clock_text(seconds) for seconds in (59.94, 59.97, 60.0)] == ["59.9s", "1m00s", "1m00s"]
 
 

@@ -62,17 +62,13 @@ def test_a_run_comes_back_exactly_also_with_probes_of_any_name(tmp_path):
     assert contents(save(back, tmp_path / "second")) == contents(tmp_path / "a" / "run")
 
 
-def test_the_same_run_gives_the_same_bytes_at_any_time(tmp_path, monkeypatch):
-    first = save(make_run(), tmp_path / "first")
-    monkeypatch.setattr("time.time", lambda: 2_000_000_000.0)
-    assert contents(save(make_run(), tmp_path / "second")) == contents(first)
-    for name in ("params.npz", "per_client.npz", "schedule.npz"):
-        with zipfile.ZipFile(first / name) as archive:
-            assert {entry.date_time for entry in archive.infolist()} == {disk.EPOCH}
-
-
-def test_the_files_are_what_other_tools_read(tmp_path):
+def test_the_files_are_what_other_tools_read_and_the_same_at_any_time(tmp_path, monkeypatch):
     folder = save(make_run(), tmp_path / "run")
+    monkeypatch.setattr("time.time", lambda: 2_000_000_000.0)
+    assert contents(save(make_run(), tmp_path / "second")) == contents(folder)
+    for name in ("params.npz", "per_client.npz", "schedule.npz"):
+        with zipfile.ZipFile(folder / name) as archive:
+            assert {entry.date_time for entry in archive.infolist()} == {disk.EPOCH}
     assert sorted(contents(folder)) == sorted([*SAVED, MANIFEST])
     lines = (folder / "evaluations.csv").read_text().splitlines()
     assert lines[0] == "time,update,step,loss,accuracy,bytes_up,bytes_down"

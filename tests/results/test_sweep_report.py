@@ -56,7 +56,7 @@ def test_runs_that_ended_before_their_budget_are_marked():
     assert not any("ended before budget" in row for row in setting_rows(swept_runs(TWO)))
 
 
-def test_one_tidy_row_a_run():
+def test_one_tidy_row_a_run_and_one_an_evaluation():
     rows = run_rows(swept_runs(TWO, target=0.4))
     assert [row["run"] for row in rows] == [point.name for point in TWO.points]
     row, run = rows[4], TWO.run(4)
@@ -74,6 +74,12 @@ def test_one_tidy_row_a_run():
     # The table of settings has the sent bytes in megabytes, in both directions, as that of a comparison.
     sent = [np.mean([metrics.progress_in(TWO.run(k), "bytes")[-1] for k in ks]) / 1e6 for ks in ((0, 1, 2), (3, 4, 5))]
     np.testing.assert_allclose([row["sent (MB)"].mean for row in setting_rows(swept_runs(TWO))], sent)
+    # The long table has one row an evaluation.
+    long = evaluation_columns(swept_runs(TWO))
+    assert {len(column) for column in long.values()} == {18}
+    np.testing.assert_array_equal(long["accuracy"][3:6], TWO.run(1).evaluations["accuracy"])
+    assert long["run"][3:6] == ["lr=0.1,seed=1"] * 3 and long["seed"][3:6] == [1] * 3
+    assert long["accuracy"].dtype == np.float32 and long["bytes_up"].dtype.kind == "i"
 
 
 def test_what_is_swept_never_hides_what_is_measured():
@@ -89,14 +95,6 @@ def test_what_is_swept_never_hides_what_is_measured():
     adapted = swept({"model.rank": [2, 8]}, base=Settings(model="minilm_lora", updates=11))
     ranks = chosen_rows(adapted, sweep_table.TableOptions(roles={"model.rank": "tuned"}))
     assert sorted(row["model.rank"] for row in ranks) == ["2", "8"] and [row["rank"] for row in ranks] == [1, 2]
-
-
-def test_the_long_table_has_a_row_an_evaluation():
-    long = evaluation_columns(swept_runs(TWO))
-    assert {len(column) for column in long.values()} == {18}
-    np.testing.assert_array_equal(long["accuracy"][3:6], TWO.run(1).evaluations["accuracy"])
-    assert long["run"][3:6] == ["lr=0.1,seed=1"] * 3 and long["seed"][3:6] == [1] * 3
-    assert long["accuracy"].dtype == np.float32 and long["bytes_up"].dtype.kind == "i"
 
 
 def test_a_sweep_over_compression_counts_values_alone_too():
