@@ -12,7 +12,7 @@ from unittest import mock
 
 import pytest
 
-from fedjax_async import simulate
+from fedjax_async import Settings, simulate
 from fedjax_async.results.store import COMMAND
 
 
@@ -32,7 +32,7 @@ class Killed(BaseException):
     """Stands for the end of the process: the package does not catch it, and only files remain."""
 
 
-def killed_run(folder: Path, at: int, **given: object) -> None:
+def killed_run(folder: Path, at: int, *settings: Settings, **given: object) -> None:
     """Start a run in a folder and kill it at its update ``at``."""
 
     def kill(done: int, total: int, **status: float) -> None:
@@ -40,7 +40,7 @@ def killed_run(folder: Path, at: int, **given: object) -> None:
             raise Killed
 
     with pytest.raises(Killed):
-        simulate(**given, out=folder, plots=False, progress=kill)
+        simulate(*settings, **given, out=folder, plots=False, progress=kill)
 
 
 @contextlib.contextmanager

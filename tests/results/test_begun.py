@@ -13,16 +13,16 @@ from fedjax_async.config.settings import as_dict, from_dict
 from fedjax_async.results import load
 from fedjax_async.results.begun import as_begun
 from fedjax_async.results.store import CHECKPOINTS
-from tests.results.folders import Killed
+from tests.results.folders import killed_run
 
 TINY = {"model": "logistic", "clients": 10, "steps": 1, "lr": 0.05, "partition": "iid", "delay": "constant"}
 TINY |= {"updates": 24, "eval_updates": 12, "eval_examples": 50}
 STATED = "fedbuff:server_lr=1@buffer:size=3"  # what fedbuff was
 
 
-def before(method="fedbuff", **given):
+def before(**given):
     """The settings of a folder that the version before the change wrote."""
-    content = as_dict(Settings(method=method, **TINY | given))
+    content = as_dict(Settings(method="fedbuff", **TINY | given))
     content.pop("defaults", None)
     return from_dict(content)
 
@@ -41,48 +41,31 @@ def old(tmp_path_factory):
     return folder, run
 
 
-def test_the_earlier_run_is_the_stated_one_bit_for_bit_and_todays_another(old):
-    _, run = old
-    stated, today = simulate(method=STATED, **TINY), simulate(method="fedbuff", **TINY | {"updates": 20})
-    np.testing.assert_array_equal(run.evaluations["loss"], stated.evaluations["loss"])
-    assert (steps(run), steps(stated), steps(today)) == (8, 8, 2)
-
-
-def test_a_finished_run_is_read_and_trained_anew_only_on_request(old, tmp_path, capsys):
-    folder, run = old
-    bytes_before = (folder / "manifest.json").read_bytes()
+def test_the_earlier_run_is_the_stated_one_and_is_trained_anew_only_on_request(old, tmp_path, capsys):
+    run, folder = old[1], shutil.copytree(old[0], tmp_path / "run")
+    np.testing.assert_array_equal(run.evaluations["loss"], simulate(method=STATED, **TINY).evaluations["loss"])
     again = simulate(method="fedbuff", out=folder, plots=False, **TINY)
     said = capsys.readouterr().out
     assert f"{folder}: fedbuff means fedbuff:server_lr=1.0@buffer:size=3 here" in said and "was read" in said
     assert again.settings == load(folder).settings == run.settings and steps(again) == 8
-    assert (folder / "manifest.json").read_bytes() == bytes_before
-    simulate(before(), out=tmp_path / "run", plots=False)
-    new = simulate(method="fedbuff", out=tmp_path / "run", plots=False, overwrite=True, **TINY | {"updates": 20})
+    assert (folder / "manifest.json").read_bytes() == (old[0] / "manifest.json").read_bytes()
+    new = simulate(method="fedbuff", out=folder, plots=False, overwrite=True, **TINY | {"updates": 20})
     assert steps(new) == 2 and "defaults" in new.settings
 
 
 def test_other_settings_of_the_method_are_not_taken_from_the_folder(old):
-    folder, _ = old
-    for given in (Settings(method=STATED, **TINY), Settings(method="fedbuff:server_lr=0.5", **TINY)):
-        assert as_begun(given, [folder]) is given
-    timed = Settings(method="fedbuff", timing="buffer:size=5", **TINY)
-    assert as_begun(timed, [None, folder, folder / "none"]) is timed
+    for given in ({"method": STATED}, {"method": "fedbuff:server_lr=0.5"}, {"timing": "buffer:size=5"}):
+        other = Settings(**{"method": "fedbuff"} | given, **TINY)
+        assert as_begun(other, [None, old[0], old[0] / "none"]) is other
 
 
 @pytest.mark.parametrize(
     "again", [resume, lambda folder, **o: simulate(method="fedbuff", checkpoint=6, out=folder, **TINY, **o)]
 )
 def test_a_killed_run_goes_on_as_it_began(again, old, tmp_path):
-    left = [1]  # times to be killed
-
-    def kill(evaluation):
-        if evaluation.number == 1 and left:
-            raise Killed(left.pop())
-
-    with pytest.raises(Killed):
-        simulate(before(checkpoint=6), out=tmp_path, plots=False, callbacks=[kill])
+    killed_run(tmp_path, 14, before(checkpoint=6))
     assert list((tmp_path / CHECKPOINTS).glob("*.npz")), "it has a checkpoint of the earlier settings"
-    run = again(tmp_path, plots=False, callbacks=[kill])
+    run = again(tmp_path, plots=False)
     np.testing.assert_array_equal(run.evaluations["loss"], old[1].evaluations["loss"])
     assert steps(run) == 8
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+from unittest import mock
 
 import jax
 import numpy as np
@@ -18,19 +19,14 @@ from fedjax_async.config import prepare
 from fedjax_async.config.watching import Judge, Watch
 from fedjax_async.data.decode import FASHION_MNIST_MEAN, FASHION_MNIST_STD
 from fedjax_async.data.embedded import fashion_mnist_6k
-from fedjax_async.results import load, write_comparison, write_sweep
+from fedjax_async.results import load, write_sweep
+from tests.refusals import refusals
 from tests.results.folders import contents, killed_run
 from tests.told import same
 
 SMALL = {"model": "logistic", "clients": 4, "steps": 1, "updates": 24, "eval_updates": 2, "lr": 0.05}
 # uploads of unequal size, some are dropped by the server: their bytes are known only after training
-UNEVEN = {
-    "compress": "topk:ratio=0.1",
-    "timeout": 200.0,
-    "late": "drop",
-    "timing": "buffer:size=2",
-    "method": "fedbuff:server_lr=1",
-}
+UNEVEN = {"method": "fedbuff:server_lr=1@buffer:size=2", "compress": "topk:ratio=0.1", "timeout": 200.0, "late": "drop"}
 
 
 @functools.cache
@@ -57,9 +53,6 @@ def accuracy(params):
     return np.mean(np.argmax(pixels @ kernel + bias, -1) == y)
 
 
-# --- numbers --------------------------------------------------------------------------------------------
-
-
 def test_callbacks_change_no_number(tmp_path):
     want, seen = whole(engine="waves"), []
 
@@ -73,8 +66,8 @@ def test_callbacks_change_no_number(tmp_path):
     same((have.params, have.evaluations, have.updates), (want.params, want.evaluations, want.updates))
     assert have.settings == want.settings and have.stopped is None
     assert [e.number for e in seen] == list(range(13)) and [e.last for e in seen] == [False] * 12 + [True]
-    for name, field in (("time", "time"), ("update", "update"), ("step", "step")):
-        assert [getattr(e, field) for e in seen] == want.evaluations[name].tolist()
+    for name in ("time", "update", "step"):
+        assert [getattr(e, name) for e in seen] == want.evaluations[name].tolist()
     assert [e.scores["loss"] for e in seen] == want.evaluations["loss"].tolist()
     best = int(np.argmax(want.evaluations["accuracy"]))
     assert have.best.evaluation == best and have.best.by == "test accuracy"
@@ -86,49 +79,30 @@ def test_callbacks_change_no_number(tmp_path):
     assert lines[0] == "evaluation,time,update,step,accuracy,loss" and len(lines) == 14
 
 
-@functools.cache
-def stopped(engine, rule, **changes):
-    """A run that stops at the first of its four highest accuracies, or by patience, and the whole run."""
-    full = whole(engine=engine, **changes)
-    target = float(np.sort(full.evaluations["accuracy"])[-4])
-    given = {"stop_at": target} if rule == "stop_at" else {"patience": 2}
-    return simulate(**SMALL | changes, engine=engine, **given), full, given
-
-
-@pytest.mark.parametrize(("engine", "rule", "changes"), [
-    ("waves", "patience", {}), ("waves", "stop_at", UNEVEN), ("reference", "stop_at", UNEVEN),
-], ids=["patience", "uneven", "uneven reference"])  # fmt: skip
-def test_a_stopped_run_is_the_start_of_the_whole_one(engine, rule, changes):
-    run, full, given = stopped(engine, rule, **changes)
-    reached = full.evaluations["accuracy"]
-    is_start_of(run, full)
-    row = len(run.evaluations["time"]) - 1
-    assert (run.stopped.by, run.stopped.evaluation) == (rule, row)
-    assert accuracy(run.params) == pytest.approx(reached[row], abs=2e-3)
-    if rule == "stop_at":
-        target = given["stop_at"]
-        assert row == np.flatnonzero(reached >= target)[0] and f"reached {target:g}" in run.stopped.why
-    assert run.settings == {**full.settings, **given}
-
-
-def test_both_engines_count_the_same_until_the_stop():
-    first, second = (stopped(engine, "stop_at", **UNEVEN)[0] for engine in ("waves", "reference"))
-    assert first.counters["trained_in_vain"] > 0 and first.counters["dropped_late"] > 0
-    for name in set(first.counters) & set(second.counters) - {"waves", "mean_width"}:
-        assert first.counters[name] == second.counters[name], name
-    same(first.schedule, second.schedule)
-
-
-def test_each_run_of_a_stack_stops_by_itself():
-    grid = {"lr": [0.02, 0.05, 0.2]}
-    full = sweep(SMALL, grid, progress=False, lanes=2)  # one stack: its batches are shared out
-    found = sweep({**SMALL, "patience": 1}, grid, progress=False, lanes=2, keep_best=True)
-    lengths = [len(run.evaluations["time"]) for run in found.runs]
-    assert len(set(lengths)) > 1, "the runs must not all stop together"
-    for run, want in zip(found.runs, full.runs):
-        is_start_of(run, want)
-        assert accuracy(run.params) == pytest.approx(run.evaluations["accuracy"][-1], abs=2e-3)
-        assert run.best.value == run.evaluations["accuracy"].max()
+@pytest.mark.parametrize(("rule", "engines", "changes"), [
+    ("patience", ["waves"], {}), ("stop_at", ["waves", "reference"], UNEVEN),
+], ids=["patience", "uneven"])  # fmt: skip
+def test_a_stopped_run_is_the_start_of_the_whole_one_in_both_engines(rule, engines, changes):
+    """The target is the lowest of the four highest accuracies."""
+    runs = []
+    for engine in engines:
+        full = whole(engine=engine, **changes)
+        reached = full.evaluations["accuracy"]
+        target = float(np.sort(reached)[-4])
+        given = {"stop_at": target} if rule == "stop_at" else {"patience": 2}
+        run = simulate(**SMALL | changes, engine=engine, **given)
+        runs.append(run)
+        is_start_of(run, full)
+        row = len(run.evaluations["time"]) - 1
+        assert (run.stopped.by, run.stopped.evaluation) == (rule, row)
+        assert accuracy(run.params) == pytest.approx(reached[row], abs=2e-3)
+        if rule == "stop_at":
+            assert row == np.flatnonzero(reached >= target)[0] and f"reached {target:g}" in run.stopped.why
+            assert run.counters["trained_in_vain"] > 0 and run.counters["dropped_late"] > 0
+        assert run.settings == {**full.settings, **given}
+    for name in set.intersection(*(set(run.counters) for run in runs)) - {"waves", "mean_width"}:
+        assert runs[0].counters[name] == runs[-1].counters[name], name
+    same(runs[0].schedule, runs[-1].schedule)
 
 
 def test_what_comes_after_the_stop_ends_no_run():
@@ -141,9 +115,6 @@ def test_what_comes_after_the_stop_ends_no_run():
         simulate(**given)
     run = simulate(**given, callbacks=[lambda e: Stop("enough") if e.update >= first - 1 else None])
     assert run.counters["updates"] <= first and run.counters["rejected"] == 0
-
-
-# --- rules ----------------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -161,24 +132,16 @@ def test_the_rules_are_those_of_their_definition(values, patience, target, valid
     watch = Watch(experiment(patience=patience, stop_at=target), keep_best=True)
     column = {"validation_accuracy" if validated else "accuracy": values}
     table = {"accuracy": [0.95] * 13, "loss": [1.0] * 13} | column
-    stop, kept = None, None
+    seen, kept, best = np.array(values, np.float32), None, -1
     for row in range(13):
         verdict = watch.observer.observe(row, {n: np.float32(v[row]) for n, v in table.items()}, False)
         kept = row if verdict.keep else kept
-        if verdict.stop:
-            stop = row
+        best = -1 if np.isnan(seen[: row + 1]).all() else int(np.nanargmax(seen[: row + 1]))
+        ends = seen[row] >= target or row - best >= patience
+        assert verdict.stop == (ends and row < 12), "the last row ends the run anyway"
+        if ends:
             break
-    seen = np.array(values, np.float32)
-    expected = None
-    for row in range(12):  # the last row ends the run anyway
-        so_far = np.where(np.isnan(seen[: row + 1]), -np.inf, seen[: row + 1])
-        best = int(np.argmax(so_far)) if np.isfinite(so_far).any() else -1
-        if seen[row] >= target or row - best >= patience:
-            expected = row
-            break
-    assert stop == expected
-    end = seen[: 13 if stop is None else stop + 1]
-    assert kept == (None if np.isnan(end).all() else int(np.nanargmax(end)))
+    assert kept == (None if best < 0 else best)
 
 
 def test_patience_does_not_end_a_run_between_two_server_steps():
@@ -186,21 +149,6 @@ def test_patience_does_not_end_a_run_between_two_server_steps():
     given = SMALL | {"eval_updates": None, "eval_time": 0.1, "updates": 6, "delay": "constant:mean=1"}
     run = simulate(**given, method="asgd@cohort:size=2", patience=2, engine="reference")
     assert run.counters["updates"] >= 4
-
-
-@pytest.mark.parametrize(("options", "message"), [
-    ({"stop_at": 90.0}, r"stop_at = 90.0: must be an accuracy in \(0, 1\]"),
-    ({"callbacks": print}, "callbacks = .*must be a list of functions"),
-    ({"callbacks": [3]}, "callbacks = 3: must be functions"),
-    ({"stream": "cvs"}, "stream = 'cvs': unknown; did you mean 'csv'"),
-    ({"stream": "csv"}, r"stream = 'csv': must be left out without a folder \(out\)"),
-    ({"keep_best": 1}, "keep_best = 1: must be True or False"),
-])  # fmt: skip
-def test_bad_callbacks_are_refused(monkeypatch, options, message):
-    monkeypatch.setattr("fedjax_async.config.sweeping.execute", None)
-    monkeypatch.setattr("fedjax_async.config.prepared.run_member", None)
-    with pytest.raises(ValueError, match=message):
-        simulate(**SMALL | options)
 
 
 def careless(evaluation):
@@ -211,13 +159,25 @@ def talkative(evaluation):
     return "stop"
 
 
-@pytest.mark.parametrize(("callback", "says"), [
-    (careless, r"callback .*careless, evaluation 0 of fedasync: ZeroDivisionError"),
-    (talkative, r"return of callback .*talkative = 'stop': must be None, or Stop"),
-])  # fmt: skip
-def test_errors_in_a_callback_name_it(callback, says):
-    with pytest.raises(ValueError, match=says):
-        simulate(**SMALL, callbacks=[callback])
+def untrained(options):
+    with mock.patch("fedjax_async.config.sweeping.execute", None):
+        simulate(**SMALL | options)
+
+
+test_bad_callbacks_are_refused_before_the_training = refusals(
+    ({"stop_at": 90.0}, "stop_at = 90.0: must be an accuracy in (0, 1]"),
+    ({"callbacks": print}, "callbacks = .*must be a list of functions"),
+    ({"callbacks": [3]}, "callbacks = 3: must be functions"),
+    ({"stream": "cvs"}, "stream = 'cvs': unknown; did you mean 'csv'"),
+    ({"stream": "csv"}, "stream = 'csv': must be left out without a folder (out)"),
+    ({"keep_best": 1}, "keep_best = 1: must be True or False"),
+    by=untrained,
+)
+test_errors_in_a_callback_name_it = refusals(
+    (careless, "callback .*careless, evaluation 0 of fedasync: ZeroDivisionError"),
+    (talkative, "return of callback .*talkative = 'stop': must be None, or Stop"),
+    by=lambda callback: simulate(**SMALL, callbacks=[callback]),
+)
 
 
 def test_without_class_labels_the_loss_counts():
@@ -226,9 +186,6 @@ def test_without_class_labels_the_loss_counts():
     verdicts = [observer.observe(row, {"loss": np.float32(loss)}, False) for row, loss in enumerate((2, 0.7, 0.9, 0.5))]
     assert [(verdict.keep, verdict.stop) for verdict in verdicts] == [(1, 0), (1, 0), (0, 0), (1, 1)]
     assert Judge(of_numbers.components.data).name({}) == "test loss"
-
-
-# --- folders --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("checkpoint", [4, None])
@@ -296,59 +253,52 @@ def test_a_finished_run_is_another_only_for_those_that_stop_it(tmp_path, monkeyp
         simulate(**given, patience=3)
 
 
-PARTS = {"test_fraction": 0.5, "validation_fraction": 0.2}
-
-
 @pytest.mark.parametrize("setting", [{"per_client": True}, {}, {"method": "dpsgd"}])
 def test_a_run_that_is_read_has_the_stream_that_it_had(tmp_path, setting):
-    given = {
-        "dataset": "quadratic:clients=3",
-        "model": "linear",
-        "clients": 3,
-        "steps": 1,
-        "updates": 6,
-        **PARTS,
-    } | setting
-    given |= {"eval_updates": 3, "delay": "constant:mean=10", "engine": "reference"}
-    given |= {"stream": "csv", "out": tmp_path, "plots": False}
-    simulate(**given)
-    before = (tmp_path / "stream.csv").read_bytes()
-    simulate(**given)
-    assert before and (tmp_path / "stream.csv").read_bytes() == before
+    given = {"dataset": "quadratic:clients=3", "model": "linear", "test_fraction": 0.5, "validation_fraction": 0.2}
+    given |= {"clients": 3, "steps": 1, "updates": 6, "eval_updates": 3, "delay": "constant:mean=10"} | setting
+    before = None
+    for _ in range(2):
+        simulate(**given, engine="reference", stream="csv", out=tmp_path, plots=False)
+        stream = (tmp_path / "stream.csv").read_bytes()
+        assert stream and before in (None, stream)
+        before = stream
 
 
 def test_a_comparison_marks_what_stopped(tmp_path):
-    seen = []
-    runs = compare(
-        ["fedasync"], Settings(**SMALL, patience=1), seeds=2, out=tmp_path, stream="csv", progress=False,
-        callbacks=[lambda e: seen.append(e.run)],
-    )  # fmt: skip
+    seen, given = [], Settings(**SMALL, patience=1)
+    options = {"seeds": 2, "stream": "csv", "progress": False, "callbacks": [lambda e: seen.append(e.run)]}
+    runs = compare(["fedasync"], given, out=tmp_path, plots=False, **options)["fedasync"]
     assert set(seen) == {"fedasync seed 0", "fedasync seed 1"}
-    stopped = sum(run.stopped is not None for run in runs["fedasync"])
-    assert stopped and f"{stopped} of 2" in write_comparison(runs, tmp_path, plots=False)
-    for seed, run in enumerate(runs["fedasync"]):
+    stopped = sum(run.stopped is not None for run in runs)
+    assert stopped and f"{stopped} of 2" in (tmp_path / "comparison.md").read_text()
+    for seed, run in enumerate(runs):
         lines = (tmp_path / "runs" / "fedasync" / f"seed_{seed}" / "stream.csv").read_text().splitlines()
         assert len(lines) == 1 + len(run.evaluations["time"])
 
 
-def test_a_sweep_marks_what_stopped_and_streams_it_again(tmp_path):
-    given = {**SMALL, "patience": 1}, {"lr": [0.02, 0.05]}
-    found = sweep(*given, out=tmp_path, progress=False, stream="csv")
-    write_sweep(found, plots=False)
+def test_each_run_of_a_stack_stops_by_itself_is_marked_and_streamed_again(tmp_path):
+    given, grid = {**SMALL, "patience": 1}, {"lr": [0.02, 0.05, 0.2]}
+    options = {"progress": False, "lanes": 2}  # one stack: its batches are shared out
+    write_sweep(sweep(given, grid, out=tmp_path, stream="csv", **options), plots=False)
     table = (tmp_path / "runs.csv").read_text()
     assert "stopped_by" in table and "patience" in table
     assert "stopped early" in (tmp_path / "settings.csv").read_text()
     before = {path: path.read_bytes() for path in tmp_path.glob("runs/*/stream.csv")}
-    assert len(before) == 2
+    assert len(before) == 3
     for path in before:
         path.unlink()
-    again = sweep(*given, out=tmp_path, progress=False, stream="csv", keep_best=True)
+    found = sweep(given, grid, out=tmp_path, stream="csv", keep_best=True, **options)
     assert {path: path.read_bytes() for path in before} == before
-    assert all(run.best is not None for run in again.runs), "finished runs without their best model are trained again"
+    assert len({len(run.evaluations["time"]) for run in found.runs}) > 1, "the runs must not all stop together"
+    for run, want in zip(found.runs, sweep(SMALL, grid, **options).runs, strict=True):
+        is_start_of(run, want)
+        assert accuracy(run.params) == pytest.approx(run.evaluations["accuracy"][-1], abs=2e-3)
+        assert run.best.value == run.evaluations["accuracy"].max(), "they are trained again for their best model"
     for path in before:  # killed before it was saved, then replaced by another sweep with the same names
         (path.parent / "manifest.json").unlink()
         (path.parent / "wandb.json").touch()
-    other = sweep({**SMALL, "stop_at": 0.15}, given[1], out=tmp_path, progress=False, overwrite=True)
+    other = sweep({**SMALL, "stop_at": 0.15}, grid, out=tmp_path, overwrite=True, **options)
     assert other.run(0).stopped.by == "stop_at"
     assert not any(path.exists() or (path.parent / "wandb.json").exists() for path in before)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import types
+from itertools import product
 from xml.etree import ElementTree
 
 import jax
@@ -16,7 +17,7 @@ from fedjax_async.config import sweeping
 from fedjax_async.results import Comparison, card, frame, load
 from fedjax_async.results.cards import MOST_SETTINGS, changed
 from fedjax_async.results.store import save
-from tests.results import sweep_engine
+from tests.refusals import refusals
 from tests.results.made_up import make_run, of_group
 
 SMALL = {"model": "logistic", "clients": 4, "updates": 6, "steps": 2}
@@ -41,8 +42,8 @@ def compared(monkeypatch):
 
 def test_the_card_of_a_run():
     page = parsed(make_run(method="a&b")._replace(counters={"updates": 1100}))
-    assert "Run: a&b" in texts(page) and "accuracy, mean of last tenth (%) 70" in texts(page)
-    assert "1,100" in texts(page) and "method = a&b" in texts(page)
+    for says in ("Run: a&b", "accuracy, mean of last tenth (%) 70", "1,100", "method = a&b"):
+        assert says in texts(page)
     (line,) = page.iter("polyline")
     assert len(line.attrib["points"].split()) == 3
     assert "loss, mean of last tenth" in texts(parsed(make_run([np.nan, np.nan])))
@@ -54,12 +55,14 @@ def test_the_card_of_a_comparison_and_its_repr(compared):
     assert "method =" not in texts(page) and len(list(page.iter("polyline"))) == 2
     assert repr(compared).splitlines()[0] == "<Comparison of 2 methods:" and "fedavg: <Run: fedavg" in repr(compared)
     assert isinstance(compared, dict) and isinstance(compared, Comparison) and compared == dict(compared)
-    assert len(jax.tree.leaves(compared, is_leaf=lambda node: hasattr(node, "counters"))) == 4
-    assert jax.tree.map(lambda run: run, compared, is_leaf=lambda node: hasattr(node, "counters")) == compared
+    is_run = lambda node: hasattr(node, "counters")  # noqa: E731
+    assert len(jax.tree.leaves(compared, is_leaf=is_run)) == 4
+    assert jax.tree.map(lambda run: run, compared, is_leaf=is_run) == compared
+    without_a_line = card({"fine": [make_run()], "diverged": [make_run([float("nan")] * 3)]})
+    assert without_a_line.count("<polyline") == 1 and "diverged" in without_a_line
 
 
-def test_the_card_of_a_sweep_and_its_repr(tmp_path, monkeypatch):
-    sweep_engine.use(monkeypatch)
+def test_the_card_of_a_sweep_and_its_repr(tmp_path, monkeypatch, engine):
     found = sweep(SMALL, {"lr": [0.02, 0.1]}, seeds=2, out=tmp_path, progress=False)
     assert repr(found) == f"<Sweep: 4 runs of lr, seed, in {tmp_path}>"
     page = parsed(found)
@@ -77,28 +80,26 @@ def test_settings_that_are_defaults_or_of_the_execution_are_left_out():
     assert texts(parsed(many)).count("own_") == MOST_SETTINGS and "; ..." in texts(parsed(many))
 
 
-def test_other_objects_have_no_card():
-    for wrong in (3, [make_run()], {}):
-        with pytest.raises(ValueError, match=r"^(runs|results) = "):
-            card(wrong)
+test_other_objects_have_no_card = refusals((3, "runs = "), ([make_run()], "runs = "), ({}, "runs = "), by=card)
+test_other_objects_have_no_frame = refusals(
+    (make_run(), "rows", "table = 'rows'"), (3, "results = 3: must be a Run"), by=frame
+)
 
 
-def test_folders_are_read_back_as_what_they_hold(tmp_path, compared, monkeypatch):
+def test_folders_are_read_back_as_what_they_hold(tmp_path, compared, engine):
     for name, seeds in compared.items():
         for seed, run in enumerate(seeds):
             save(run, tmp_path / "two" / "runs" / re.sub(r"\W+", "_", name) / f"seed_{seed}")
     (tmp_path / "two" / "labels.json").write_text('{"A_b_": "A <b>"}')
     found = load(tmp_path / "two")
     assert isinstance(found, Comparison) and set(found) == set(compared) and len(found["fedavg"]) == 2
-    assert load(tmp_path / "two" / "runs" / "fedavg" / "seed_1").settings["seed"] == 1
-    sweep_engine.use(monkeypatch)
     sweep(SMALL, {"lr": [0.02, 0.1]}, out=tmp_path / "swept", progress=False)
     assert len(load(tmp_path / "swept").points) == 2
     with pytest.raises(ValueError, match="must hold a saved run"):
         load(tmp_path)
 
 
-def test_data_frames_have_the_rows_of_all_runs(compared, monkeypatch):
+def test_data_frames_have_the_rows_of_all_runs(compared, monkeypatch, engine):
     made = types.ModuleType("pandas")
     made.DataFrame = dict
     made.concat = lambda frames, ignore_index: list(frames)
@@ -107,20 +108,9 @@ def test_data_frames_have_the_rows_of_all_runs(compared, monkeypatch):
     np.testing.assert_array_equal(frame(run)["loss"], run.evaluations["loss"])
     assert list(frame(run, "updates")) == list(run.updates)
     rows = frame(compared)
-    assert [(each["method"], each["seed"]) for each in rows] == [
-        (name, seed) for name in ("A <b>", "fedavg") for seed in (0, 1)
-    ]
-    sweep_engine.use(monkeypatch)
+    assert [(each["method"], each["seed"]) for each in rows] == list(product(("A <b>", "fedavg"), (0, 1)))
     found = frame(sweep(SMALL, {"lr": [0.02, 0.1]}, progress=False))
     assert [each["run"] for each in found] == ["lr=0.02", "lr=0.1"] and "accuracy" in found[0]
-    for wrong, says in (((run, "rows"), "table = 'rows'"), ((3,), "results = 3: must be a Run")):
-        with pytest.raises(ValueError, match=says):
-            frame(*wrong)
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises((ValueError, ImportError), match="pandas"):
         frame(run)
-
-
-def test_a_method_without_a_finite_score_has_no_line_in_the_card():
-    page = card({"fine": [make_run()], "diverged": [make_run([float("nan")] * 3)]})
-    assert page.count("<polyline") == 1 and "diverged" in page

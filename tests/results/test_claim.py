@@ -21,15 +21,9 @@ from fedjax_async.results.claim import claimed, require_writable
 from fedjax_async.results.simulation import compare, run_alone
 from tests import forked
 from tests.results.made_up import make_run, of_group
+from tests.told import refusal
 
 SMALL = Settings(model="logistic", clients=4, updates=6, steps=2)
-HOLDER = """
-import sys, time
-from fedjax_async.results.claim import claimed
-with claimed(sys.argv[1]):
-    print("claimed", flush=True)
-    time.sleep(600)
-"""
 # Even root cannot write there.
 BAD = {
     "below a device": lambda home: Path(os.devnull) / "x",
@@ -42,86 +36,68 @@ BAD = {
 }
 
 
-@pytest.fixture(params=BAD.values(), ids=BAD)
-def bad(request, tmp_path):
-    (tmp_path / "file").write_text("mine")
-    (tmp_path / "loop").symlink_to("loop")
-    yield request.param(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"file", "loop"}  # nothing is left behind
-
-
 def never(*arguments, **options):
     pytest.fail("the folder should have been looked at first")
 
 
 @contextlib.contextmanager
-def elsewhere(*folders, shared=False):
-    """Claim the folders in another thread; ``ValueError`` if it does not get them."""
-    ready, end, refusal = threading.Event(), threading.Event(), []
-
-    def hold():
+def elsewhere(folder, shared=False):
+    """Claim the folder in another thread; ``ValueError`` if it does not get it."""
+    held = contextlib.ExitStack()
+    with ThreadPoolExecutor(1) as pool:
         try:
-            with contextlib.ExitStack() as stack:
-                for folder in folders:
-                    stack.enter_context(claimed(folder, shared=shared))
-                ready.set()
-                end.wait(60)
-        except ValueError as error:
-            refusal.append(error)
-            ready.set()
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    try:
-        assert ready.wait(60)
-        if refusal:
-            raise refusal[0]
-        yield
-    finally:
-        end.set()
-        thread.join()
+            pool.submit(held.enter_context, claimed(folder, shared=shared)).result()
+            yield
+        finally:
+            pool.submit(held.close).result()
 
 
-@contextlib.contextmanager
-def another_process(folder):
-    """A process that claims the folder; it is killed at the end."""
-    script, said = (folder.with_name(f"holder.{ending}") for ending in ("py", "txt"))
-    script.write_text(HOLDER)
-    process = forked.start([str(script), str(folder)], folder.parent, str(said))
-    try:
-        while not said.exists() or said.read_text() != "claimed\n":
-            assert process.exitcode is None
-            time.sleep(0.01)
-        yield process
-    finally:
-        process.kill()
-        process.join()
+def taken(folder, says="in use", shared=False):
+    """Assert that another thread does not get the folder."""
+    with pytest.raises(ValueError, match=says), elsewhere(folder, shared=shared):
+        never()
 
 
-# --- where nothing can be written -------------------------------------------------------------------
+def hold(folder, ready):
+    """Claim a folder until this process is killed."""
+    with claimed(folder):
+        ready.set()
+        time.sleep(600)
 
 
 def refused(folder, call):
-    with pytest.raises(ValueError) as error:
-        call()
-    says = str(error.value)
-    assert says.startswith(f"folder = {str(folder)!r}") and ": must be a folder" in says and "\n" not in says
+    says = refusal(call)
+    assert says.startswith(f"folder = {str(folder)!r}") and ": must be a folder" in says
     return says
 
 
-def test_a_bad_place_is_one_line(bad):
-    says = refused(bad, lambda: claimed(bad).__enter__())
-    assert says.endswith(("must be a folder, not a file", ")"))
+@pytest.mark.parametrize("place", BAD.values(), ids=BAD)
+def test_a_bad_place_of_a_folder_or_a_file_is_one_line(tmp_path, place):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "loop").symlink_to("loop")
+    bad = place(tmp_path)
+    assert refused(bad, claimed(bad).__enter__).endswith(("must be a folder, not a file", ")"))
+    says = refusal(require_writable, "gantt", bad / "gantt.png")
+    assert says.startswith(f"gantt = {str(bad / 'gantt.png')!r}") and "must be a file that can be written" in says
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "loop"}  # nothing is left behind
 
 
-@pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS, errno.ENOSPC])
-def test_a_folder_that_is_there_but_cannot_be_written(tmp_path, monkeypatch, code):
+def test_a_file_is_proven_without_a_trace(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    assert "file' is not a folder" in refusal(require_writable, "gantt", tmp_path / "file" / "gantt.png")
+    assert "Is a directory" in refusal(require_writable, "gantt", tmp_path)
+    require_writable("gantt", tmp_path / "deep" / "gantt.png")
+    require_writable("gantt", tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "mine" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_folder_that_is_there_but_cannot_be_written(tmp_path, monkeypatch):
     def fail(path, content):
-        raise OSError(code, os.strerror(code), str(path))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
     monkeypatch.setattr(disk, "write", fail)
-    says = refused(tmp_path / "a" / "b", lambda: claimed(tmp_path / "a" / "b").__enter__())
-    assert os.strerror(code) in says and list(tmp_path.iterdir()) == []
+    says = refused(tmp_path / "a" / "b", claimed(tmp_path / "a" / "b").__enter__)
+    assert os.strerror(errno.ENOSPC) in says and list(tmp_path.iterdir()) == []
 
 
 def test_a_run_folder_of_a_comparison_that_cannot_be_written_is_found_first(tmp_path, monkeypatch):
@@ -133,33 +109,15 @@ def test_a_run_folder_of_a_comparison_that_cannot_be_written_is_found_first(tmp_
     assert [path.name for path in tmp_path.rglob("*")] == ["runs", "asgd"]
 
 
-def test_files_are_proven_too(bad, tmp_path):
-    with pytest.raises(ValueError, match="must be a file that can be written") as error:
-        require_writable("gantt", bad / "gantt.png")
-    assert str(error.value).startswith(f"gantt = {str(bad / 'gantt.png')!r}") and "\n" not in str(error.value)
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(ValueError, match="file' is not a folder"):
-        require_writable("gantt", tmp_path / "file" / "gantt.png")
-    with pytest.raises(ValueError, match="Is a directory"):
-        require_writable("gantt", tmp_path)
-    require_writable("gantt", tmp_path / "deep" / "gantt.png")
-    require_writable("gantt", tmp_path / "file")
-    assert (tmp_path / "file").read_text() == "mine"
-
-
-# --- what is left -----------------------------------------------------------------------------------
-
-
 def test_new_folders_that_stay_empty_are_removed(tmp_path):
     with pytest.raises(KeyboardInterrupt), claimed(tmp_path / "a" / "b"):
         assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == [disk.LOCK]
         raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "a").mkdir()
-    with claimed(tmp_path / "a" / "b"):
-        pass
-    with claimed(tmp_path / "a"):
-        pass
+    for folder in (tmp_path / "a" / "b", tmp_path / "a"):
+        with claimed(folder):
+            pass
     assert list(tmp_path.iterdir()) == [tmp_path / "a"]  # it was there before
     with claimed(tmp_path / "b" / "c"):
         (tmp_path / "b" / "c" / "file").touch()
@@ -172,8 +130,7 @@ def test_a_claim_within_a_claim_does_nothing(tmp_path, monkeypatch):
         with claimed(tmp_path / "a"), claimed("./b/../a"):
             pass
         assert Path("a", disk.LOCK).exists()
-        with pytest.raises(ValueError, match="in use"), elsewhere("a"):
-            never()
+        taken("a")
     assert list(tmp_path.iterdir()) == []
     with claimed(None):
         assert list(tmp_path.iterdir()) == []
@@ -190,22 +147,21 @@ def test_a_lock_that_was_left_is_no_obstacle_and_no_result(tmp_path):
     assert disk.LOCK not in (tmp_path / store.MANIFEST).read_text()
 
 
-# --- one process at a time --------------------------------------------------------------------------
-
-
 def test_a_folder_in_use_is_refused_until_its_process_is_killed(tmp_path, monkeypatch):
-    folder, experiment = tmp_path / "run", prepare(SMALL)
-    with another_process(folder) as process:
-        with monkeypatch.context() as patch:
-            patch.setattr(sweeping, "execute_group", never)
-            with pytest.raises(ValueError, match="must be free") as error:
-                run_alone(experiment, folder)
-        says = str(error.value)
-        assert says.startswith(f"folder = {str(folder)!r}") and "\n" not in says
-        assert f"the folder is in use by process {process.pid} on " in says
+    folder, ready = tmp_path / "run", forked.CONTEXT.Event()
+    process = forked.CONTEXT.Process(target=hold, args=(folder, ready), daemon=True)
+    process.start()
+    assert ready.wait(60)
+    monkeypatch.setattr(sweeping, "execute_group", never)
+    says = refusal(run_alone, prepare(SMALL), folder)
+    assert says.startswith(
+        f"folder = {str(folder)!r}: must be free, but the folder is in use by process {process.pid} "
+    )
+    process.kill()
+    process.join()
     assert [path.name for path in folder.iterdir()] == [disk.LOCK]  # the killed process could not remove it
     monkeypatch.setattr(sweeping, "execute_group", of_group)
-    run_alone(experiment, folder, plots=False)
+    run_alone(prepare(SMALL), folder, plots=False)
     assert (folder / store.MANIFEST).is_file() and not (folder / disk.LOCK).exists()
 
 
@@ -215,8 +171,7 @@ def test_a_comparison_has_its_folder_and_that_of_the_run_under_way(tmp_path, mon
 
     def execute(*arguments, **options):
         for place in places:
-            with pytest.raises(ValueError, match=f"in use by process {os.getpid()} on"), elsewhere(place):
-                never()
+            taken(place, f"in use by process {os.getpid()} on")
             seen.append(place)
         raise KeyboardInterrupt
 
@@ -232,7 +187,7 @@ def test_a_comparison_has_its_folder_and_that_of_the_run_under_way(tmp_path, mon
 @pytest.mark.slow
 def test_threads_take_turns_however_fast_they_come_and_go(tmp_path):
     """The lock file is removed each time; no thread may hold a lock on a removed file."""
-    inside, most, turns, stop = [], [], [0] * 6, time.monotonic() + 2
+    inside, most, stop = [], [], time.monotonic() + 2
 
     def work(number):
         while time.monotonic() < stop:
@@ -240,14 +195,13 @@ def test_threads_take_turns_however_fast_they_come_and_go(tmp_path):
                 with claimed(tmp_path):
                     inside.append(number)
                     most.append(len(inside))
-                    turns[number] += 1
                     inside.remove(number)
             except ValueError as error:
                 assert "in use" in str(error)
 
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(work, range(6)))
-    assert set(most) == {1} and sum(turns) > 10 and list(tmp_path.iterdir()) == []
+    assert set(most) == {1} and len(most) > 10 and list(tmp_path.iterdir()) == []
 
 
 def test_a_lock_that_its_owner_removes_meanwhile_is_made_again(tmp_path, monkeypatch):
@@ -264,20 +218,17 @@ def test_a_lock_that_its_owner_removes_meanwhile_is_made_again(tmp_path, monkeyp
     monkeypatch.setattr(claim.os, "open", meanwhile)
     with claimed(tmp_path):
         assert len(opened) == 2 and (tmp_path / disk.LOCK).exists()
-        with pytest.raises(ValueError, match="in use"), elsewhere(tmp_path):
-            never()
+        taken(tmp_path)
 
 
 def test_a_shared_folder_is_free_after_the_last(tmp_path):
     with claimed(tmp_path, shared=True):
-        refusal = pytest.raises(ValueError, match="in use by jobs of its sweep")
-        with elsewhere(tmp_path, shared=True), refusal, elsewhere(tmp_path):
-            never()
+        with elsewhere(tmp_path, shared=True):
+            taken(tmp_path, "in use by jobs of its sweep")
         assert (tmp_path / disk.LOCK).exists()
-        with pytest.raises(ValueError, match=f"the newest is process {os.getpid()} on"), elsewhere(tmp_path):
-            never()
-    with claimed(tmp_path), pytest.raises(ValueError, match="in use by process"), elsewhere(tmp_path, shared=True):
-        never()
+        taken(tmp_path, f"the newest is process {os.getpid()} on")
+    with claimed(tmp_path):
+        taken(tmp_path, "in use by process", shared=True)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -290,20 +241,12 @@ def test_without_locks_a_folder_is_still_proven(tmp_path, monkeypatch):
         with claimed(tmp_path / "a"), elsewhere(tmp_path / "a"):
             pass
         assert list(tmp_path.iterdir()) == []
-        refused(Path(os.devnull) / "x", lambda: claimed(Path(os.devnull) / "x").__enter__())
-
-
-# --- sweeps -----------------------------------------------------------------------------------------
+        refused(Path(os.devnull) / "x", claimed(Path(os.devnull) / "x").__enter__)
 
 
 def test_a_sweep_has_its_folder(tmp_path, monkeypatch, engine):
-    with elsewhere(tmp_path), pytest.raises(ValueError, match="in use"):
-        sweeps.sweep(Settings(updates=11), {"lr": [0.1]}, out=tmp_path, progress=False)
-    assert engine.trained == []
-
     def execute_group(*arguments, **options):
-        with pytest.raises(ValueError, match="in use"), elsewhere(tmp_path):
-            never()
+        taken(tmp_path)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(engine, "execute_group", execute_group)
@@ -320,16 +263,15 @@ def test_jobs_share_the_folder_of_their_sweep_and_no_two_train_the_same(tmp_path
     def execute_group(*arguments, **options):
         with elsewhere(tmp_path, shared=True):  # another job
             pass
-        for taken in (tmp_path, sweep_folder.run_folder(tmp_path, points[0])):
-            with pytest.raises(ValueError, match="in use"), elsewhere(taken):
-                never()
+        taken(tmp_path)
+        taken(sweep_folder.run_folder(tmp_path, points[0]))
         train(*arguments, **options)
 
     monkeypatch.setattr(engine, "execute_group", execute_group)
     assert cluster.train_members(str(tmp_path), "0,1", "", "") == "2 runs"
     with elsewhere(tmp_path, shared=True):
-        with pytest.raises(ValueError, match="in use by jobs of its sweep"):
-            sweeps.sweep({"updates": 11}, {"lr": [0.1, 0.2, 0.3, 0.4]}, out=tmp_path, progress=False)
+        again = {"lr": [0.1, 0.2, 0.3, 0.4]}
+        assert "in use by jobs of its sweep" in refusal(sweeps.sweep, {"updates": 11}, again, out=tmp_path)
         with elsewhere(sweep_folder.run_folder(tmp_path, points[2])), pytest.raises(ValueError, match="in use"):
             cluster.train_members(str(tmp_path), "2,3", "", "")
     assert [each.lr for each in engine.trained] == [0.1, 0.2]
@@ -348,7 +290,5 @@ def test_jobs_that_start_at_once_find_the_folder_free(tmp_path, monkeypatch, eng
 
     monkeypatch.setitem(cluster.STARTS, "local", lambda folder, target: start)
     work = sweeps.plan_sweep(sweeps.resolved(expand({"updates": 11}, {"lr": [0.1, 0.2, 0.3]})))
-    with elsewhere(tmp_path / "sweep"), pytest.raises(ValueError, match="in use"):
-        cluster.submit(work, tmp_path / "sweep", "local")
     assert len(cluster.submit(work, tmp_path / "sweep", "local")) == 2
     assert results == ["2 runs", "1 runs"] and len(engine.trained) == 3

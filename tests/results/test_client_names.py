@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import numpy as np
-import pytest
 
 from fedjax_async import data, simulate
 from fedjax_async.data import Dataset, federate, open_folder, write_folder
@@ -14,27 +13,31 @@ from fedjax_async.results.client_names import LONGEST, label, with_names
 from fedjax_async.results.clients import MOST_NAMED, worst_rows, write_clients_of_run
 from fedjax_async.results.html_figures import clients, schedule
 from fedjax_async.results.swings import swings
+from tests.refusals import refusals
 from tests.results.folders import contents, rows
 from tests.results.made_up import make_run
 
 HOSTILE = ("<b>North</b>|shop", "007", "A $clinic$ with a *long*\nname of several words")
 SHORT = ["<b>North</b>|shop", "007 (1)", "A $clinic$ with a *… (2)"]
+X, Y = np.zeros((6, 2), np.float32), np.arange(6, dtype=np.int32) % 2
+OWNERS = np.int32([2, 0, 0, 2, 3, 3])  # nobody has number 1
+OWNED = Dataset("own", X, Y, X, Y, groups=OWNERS, group_names=("a", "b", "c", "d"))
 
 
 def named_run():
-    run = make_run()._replace(client_names=HOSTILE)
-    scores = np.float32([[0.5, 0.25, 0.75]] * 3)
     spread = {f"client_accuracy{ending}": np.full(3, 0.5) for ending in ("", "_std", "_worst")}
-    return run._replace(per_client={"accuracy": scores}, evaluations=run.evaluations | spread)
+    scores = {"accuracy": np.float32([[0.5, 0.25, 0.75]] * 3)}
+    run = make_run()
+    return run._replace(client_names=HOSTILE, per_client=scores, evaluations=run.evaluations | spread)
 
 
 def test_a_csv_column_names_the_clients_of_a_run_and_of_its_folder(tmp_path):
-    shops = ["007", "Ost", "7"]
-    lines = [f"{shops[k % 3]},{k % 5}.5,{'abc'[k % 3]},{'test' if k % 4 == 0 else 'train'}" for k in range(36)]
+    shops = [("007", "Ost", "7")[k % 3] for k in range(36)]
+    lines = [f"{shop},{k % 5}.5,{k % 3},{'train' if k % 4 else 'test'}" for k, shop in enumerate(shops)]
     (tmp_path / "v.csv").write_text("\n".join(["shop,x,kind,part", *lines]))
     dataset = f"csv:path={tmp_path / 'v.csv'},x=x,y=kind,client=shop,split=part"
-    options = {"model": "logistic", "updates": 3, "per_client": True, "engine": "reference", "plots": False}
-    run = simulate(dataset=dataset, clients=3, steps=1, out=tmp_path / "run", **options)
+    options = {"model": "logistic", "clients": 3, "updates": 2, "steps": 1, "per_client": True, "engine": "reference"}
+    run = simulate(dataset=dataset, out=tmp_path / "run", plots=False, **options)
     assert run.client_names == load(tmp_path / "run").client_names == ("Ost", "7", "007")  # by their first training row
     table = rows(tmp_path / "run" / "clients.csv")
     assert [(row["client"], row["client_name"]) for row in table] == [("0", "Ost"), ("1", "7"), ("2", "007")]
@@ -42,49 +45,43 @@ def test_a_csv_column_names_the_clients_of_a_run_and_of_its_folder(tmp_path):
 
 
 def test_only_natural_clients_with_one_owner_have_its_name():
-    x, y = np.zeros((6, 2), np.float32), np.arange(6, dtype=np.int32) % 2
-    groups = np.int32([2, 0, 0, 2, 3, 3])  # nobody has number 1
-    owned = Dataset("own", x, y, x, y, groups=groups, group_names=("a", "b", "c", "d"))
-    assert federate(owned, "natural").client_names == ("a", "c", "d")
-    assert federate(owned, "natural", test_fraction=0.5).client_names == ("a", "c", "d")
-    assert federate(owned, "natural", 2).client_names is None and federate(owned, "iid", 3).client_names is None
-    numbers = owned._replace(group_names=("0", "-", "1", "2"))
+    assert federate(OWNED, "natural").client_names == ("a", "c", "d")
+    assert federate(OWNED, "natural", test_fraction=0.5).client_names == ("a", "c", "d")
+    assert federate(OWNED, "natural", 2).client_names is None and federate(OWNED, "iid", 3).client_names is None
+    numbers = OWNED._replace(group_names=("0", "-", "1", "2"))
     assert federate(numbers, "natural").client_names is None  # they say no more than the clients' numbers
-    for wrong, message in (
-        (("a",), r"group_names = '1 names': must be at least 4"),
-        (("a", "b", "c", "\ud800"), "UTF-8"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            federate(owned._replace(group_names=wrong), "natural")
-    with pytest.raises(ValueError, match=r"^own.groups, smallest = -1: must be at least 0, an index of group_names"):
-        federate(owned._replace(groups=groups - 1), "natural")
-    with pytest.raises(ValueError, match=r"^own.groups\[1\] = 'nan': must be an owner"):
-        federate(owned._replace(groups=np.array([0, np.nan, np.nan, 1, 1, 0]), group_names=None), "natural")
 
 
 def test_a_folder_of_clients_keeps_their_names(tmp_path):
-    x, y = np.zeros((4, 2), np.float32), np.int32([0, 1, 0, 1])
-    owned = Dataset("own", x, y, x, y, groups=np.int32([0, 0, 1, 2]), group_names=("a", "b", "c"))
-    assert open_folder(write_folder(tmp_path / "all", federate(owned, "natural"))).client_names == ["a", "b", "c"]
-    assert data.load(f"folder:path={tmp_path / 'all'}").deal(2, 0).client_names == ["a", "b"]
-    options = {"model": "logistic", "updates": 2, "engine": "reference", "steps": 1, "plots": False}
-    run = simulate(dataset=f"folder:path={tmp_path / 'all'}", clients=3, out=tmp_path / "run", **options)
-    assert run.client_names == load(tmp_path / "run").client_names == ("a", "b", "c")
-    path = write_folder(tmp_path / "none", federate(owned, "iid", 2))
+    kept = write_folder(tmp_path / "all", federate(OWNED, "natural"))
+    assert open_folder(kept).client_names == ["a", "c", "d"]
+    assert data.load(f"folder:path={kept}").deal(2, 0).client_names == ["a", "c"]
+    path = write_folder(tmp_path / "none", federate(OWNED, "iid", 2))
     assert "client_names" not in json.loads((path / "metadata.json").read_text())
 
 
+test_wrong_owners_and_names_are_refused = refusals(
+    ({"group_names": ("a",)}, "group_names = '1 names': must be at least 4"),
+    ({"group_names": ("a", "b", "c", "\ud800")}, "UTF-8"),
+    ({"groups": OWNED.groups - 1}, "^own.groups, smallest = -1: must be at least 0, an index of group_names"),
+    (
+        {"groups": np.array([0, np.nan, np.nan, 1, 1, 0]), "group_names": None},
+        r"^own.groups\[1\] = 'nan': must be an owner",
+    ),
+    by=lambda changes: federate(OWNED._replace(**changes), "natural"),
+)
+
+
 def test_a_run_without_names_has_the_same_files_as_ever(tmp_path):
-    folder = save(make_run()._replace(client_names=None), tmp_path)
-    assert "client_names.json" not in contents(folder) and load(folder).client_names is None
-    save(named_run(), folder, overwrite=True)
-    assert load(folder).client_names == HOSTILE
-    shown = [" ".join(HOSTILE[client].split()) for client in make_run().updates["client"]]
-    assert [row["client_name"] for row in rows(folder / "updates.csv")] == shown
-    assert list(load(folder).updates) == list(make_run().updates)
-    save(make_run(), folder, overwrite=True)
-    assert "client_names.json" not in contents(folder)
     updates = make_run().updates
+    for run in (make_run()._replace(client_names=None), named_run(), make_run()):
+        folder = save(run, tmp_path, overwrite=True)
+        assert load(folder).client_names == run.client_names
+        assert ("client_names.json" in contents(folder)) == (run.client_names is not None)
+        assert list(load(folder).updates) == list(updates)
+        if run.client_names is not None:
+            shown = [" ".join(HOSTILE[client].split()) for client in updates["client"]]
+            assert [row["client_name"] for row in rows(folder / "updates.csv")] == shown
     assert list(with_names(make_run(), updates)) == list(updates)
     found = with_names(named_run(), updates)
     assert list(found)[:3] == ["client", "client_name", "job"]
@@ -102,43 +99,43 @@ def test_tables_of_clients_have_names_that_are_no_markup(tmp_path):
     ]
     write_clients_of_run(named_run()._replace(client_names=("a\rb", "c", "d")), tmp_path)
     assert [row["client_name"] for row in rows(tmp_path / "clients.csv")] == ["a\rb", "c", "d"]
-    scores = {"accuracy": np.float32([np.arange(99.0)[::-1]])}
-    many = named_run()._replace(client_names=[f"c{i}" for i in range(99)], per_client=scores)
+
+
+def scored(*scores, **changes):
+    """A run with the accuracies of its clients at each evaluation."""
+    return named_run()._replace(per_client={"accuracy": np.float32(scores)}, **changes)
+
+
+def test_the_worst_clients_come_first_and_one_without_tests_last():
+    lost = scored([0.5, 0.4, np.nan], [0.6, np.nan, np.nan])  # the second diverges, the third has no tests
+    assert [row["client"] for row in worst_rows({"a": [lost]})] == [1, 0, 2]
+    many = scored(np.arange(99.0)[::-1], client_names=[f"c{i}" for i in range(99)])
     assert [row["client"] for row in worst_rows({"a": [many]})] == list(range(98, 98 - MOST_NAMED, -1))
-
-
-def test_a_client_whose_score_is_lost_is_the_worst_and_one_without_tests_comes_last(tmp_path):
-    scores = np.float32([[0.5, 0.4, np.nan], [0.6, np.nan, np.nan]])  # the second diverges, the third has no tests
-    run = named_run()._replace(per_client={"accuracy": scores})
-    assert [row["client"] for row in worst_rows({"a": [run]})] == [1, 0, 2]
-    write_comparison({"a": [run]}, tmp_path, plots=False)
-    assert rows(tmp_path / "clients.csv")[0]["worst client"] == f"client 1 ({HOSTILE[1]})"
+    others = scored([0.5, 0.4, 0.3], client_names=HOSTILE[::-1])  # other clients have these numbers
+    assert worst_rows({"a": [lost], "b": [others]}) == []
 
 
 def test_a_comparison_names_its_clients_too(tmp_path):
     """Means over two seeds: with method b client 2 is the worst, on average over the methods client 0."""
-
-    def seeds(*scores):
-        return [named_run()._replace(per_client={"accuracy": np.float32([each])}) for each in scores]
-
-    runs = {"a": seeds([0.1, 0.5, 0.9], [0.3, 0.5, 0.9]), "b": seeds([0.4, 0.9, 0.3], [0.4, 0.9, 0.3])}
+    runs = {
+        "a": [scored([0.1, 0.5, 0.9]), scored([0.3, 0.5, 0.9])],
+        "b": [scored([0.4, 0.9, 0.3]), scored([0.4, 0.9, 0.3])],
+        "lost": [scored([0.4, 0.9, 0.3], [0.4, np.nan, 0.3])] * 2,
+    }
     write_comparison(runs, tmp_path, plots=False)
-    assert [row["worst client"] for row in rows(tmp_path / "clients.csv")] == [
-        f"client 0 ({HOSTILE[0]})",
-        f"client 2 ({' '.join(HOSTILE[2].split())})",
-    ]
+    names = [" ".join(name.split()) for name in HOSTILE]
+    worst = [f"client {client} ({names[client]})" for client in (0, 2, 1)]
+    assert [row["worst client"] for row in rows(tmp_path / "clients.csv")] == worst
+    del runs["lost"]
     found = worst_rows(runs)
     assert [row["client"] for row in found] == [0, 2, 1]
     np.testing.assert_allclose([row["a, accuracy (%)"] for row in found], [20, 90, 50], rtol=1e-6)
     assert "All clients, the worst first:" in (tmp_path / "clients.md").read_text()
-    runs["b"] = [run._replace(client_names=HOSTILE[::-1]) for run in runs["b"]]  # other clients have these numbers
-    assert worst_rows(runs) == []
 
 
 def test_pictures_show_short_names_as_they_are():
     run = named_run()
-    figure = plots.gantt(run)  # a run brings its names
-    ticks = [tick.get_text() for tick in figure.axes[0].get_yticklabels()]
+    ticks = [tick.get_text() for tick in plots.gantt(run).axes[0].get_yticklabels()]  # a run brings its names
     assert ticks == [text.replace("$", r"\$") for text in SHORT] and max(map(len, SHORT)) == LONGEST
     assert [label(["", "x\x1b"], client) for client in (0, 1)] == ["(0)", "x\ufffd"]
     arrivals = {name: run.updates[name] for name in ("client", "step")} | {"time": run.updates["arrival_time"]}
@@ -164,4 +161,3 @@ def test_an_explanation_names_clients():
     found = explaining.Explanation(arrivals, (1.0, 0.1), (4,), "test", 0.0, client_names=HOSTILE)
     assert [row["client_name"] for row in explaining.client_rows(found)] == [" ".join(HOSTILE[2].split()), HOSTILE[0]]
     assert explaining.class_rows(found)[0]["lowered most by"] == f"client 0 ({HOSTILE[0]})"
-    assert "client_name" not in explaining.client_rows(found._replace(client_names=None))[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +19,10 @@ from fedjax_async.types import Run
 from tests.results.folders import rows as read_rows
 from tests.results.made_up import make_run, make_schedule
 from tests.results.page import NASTY, array, columns, content, content_of, save_comparison, save_sweep, seeded, traces
+from tests.told import refusal
 
 UNEQUAL = [[0.0, 3.0, 6.0], [0.0, 3.1, 11.0], [0.0, 5.0, 12.0]]
 SCORES = [[0.1, 0.4, 0.7], [0.1, 0.6, 0.5], [0.1, 0.3, 0.65]]
-BASELINE, MISSED, BY_METHOD = {"baseline": "a"}, {"target": 0.66}, {"target": "fedavg"}
 
 
 def counted(runs: list[Run], **counters: object) -> list[Run]:
@@ -29,20 +30,18 @@ def counted(runs: list[Run], **counters: object) -> list[Run]:
     return [runs[0]._replace(counters=runs[0].counters | counters), *runs[1:]]
 
 
-REJECTED, EARLY = {"updates": 3, "rejected": 3}, {"ended_early": "ended after 11 of 99 updates"}
+LOST = [[math.nan] * 3] * 2
 COMPARISONS = {
     "one seed": ({"fedavg": seeded(SCORES[:1]), "fedasync": seeded(SCORES[1:2], "fedasync")}, {}),
     "three seeds": ({"fedavg": seeded(SCORES), "fedbuff@every": seeded(SCORES[::-1], "fedbuff@every")}, {}),
-    "unequal times": ({"fedavg": seeded(SCORES, times=UNEQUAL), "fedasync": seeded(SCORES, "fedasync")}, MISSED),
-    "another baseline": (
-        {"b": seeded(SCORES, "b"), "a": counted(seeded(SCORES, "a"), **REJECTED)},
-        {"baseline": "a"},
+    "unequal times, another baseline, a missed target, rejected uploads and no clients left": (
+        {
+            "fedavg": counted(seeded(SCORES, times=UNEQUAL), ended_early="ended after 11 of 99 updates"),
+            "a": counted(seeded(SCORES, "a"), updates=3, rejected=3),
+        },
+        {"target": 0.66, "baseline": "a"},
     ),
-    "a run without clients left": (
-        {"a": seeded(SCORES, "a"), "fedavg": counted(seeded(SCORES), **EARLY)},
-        BY_METHOD,
-    ),
-    "no classes": ({"fedavg": seeded([[math.nan] * 3] * 2), "fedasync": seeded([[math.nan] * 3] * 2, "fedasync")}, {}),
+    "no classes": ({"fedavg": seeded(LOST), "fedasync": seeded(LOST, "fedasync")}, {}),
 }
 
 
@@ -72,27 +71,27 @@ def check_table(shown: dict[str, object], path: Path) -> None:
 
 def check_curves(page: dict, groups: dict[str, list[Path]]) -> None:
     """Curves have the numbers of evaluations.csv and of ``mean_curve``; ``groups``: name -> folder of each seed."""
-    every = [folder for folders in groups.values() for folder in folders]
-    loaded = {folder: (store.load(folder), read_rows(folder / "evaluations.csv")) for folder in every}
+    loaded = {folder: store.load(folder) for folder in chain(*groups.values())}
+    tables = {folder: read_rows(folder / "evaluations.csv") for folder in loaded}
     for metric, figures in page["curves"]["figures"].items():
         factor = 100.0 if metric == "accuracy" else 1.0
         for unit in figures:
             means, seeds = traces(page, metric, unit, "mean"), iter(traces(page, metric, unit, "seed"))
             assert [each["name"] for each in means] == list(groups)
             for mean, folders in zip(means, groups.values(), strict=True):
-                runs = [loaded[folder][0] for folder in folders]
+                runs = [loaded[folder] for folder in folders]
                 curve = metrics.mean_curve(runs, unit, metric, factor, metrics.FINAL if len(runs) > 1 else "last")
                 assert mean["line"]["shape"] == ("hv" if curve.steps else "linear")
                 size, _ = figure.axis(unit, curve.at[-1])
-                np.testing.assert_array_equal(array(mean["x"]), curve.at / size)
-                np.testing.assert_array_equal(array(mean["y"]), curve.mean)
-                np.testing.assert_array_equal(array(mean["customdata"]), curve.std)
+                for part, values in (("x", curve.at / size), ("y", curve.mean), ("customdata", curve.std)):
+                    np.testing.assert_array_equal(array(mean[part]), values)
                 for folder in folders if len(folders) > 1 else []:
-                    rows, seed = loaded[folder][1], next(seeds)
-                    shown = np.array([float(row[metric]) for row in rows]).astype(np.float32).astype(np.float64)
+                    seed = next(seeds)
+                    shown = np.array([float(row[metric]) for row in tables[folder]], np.float32).astype(np.float64)
                     np.testing.assert_array_equal(array(seed["y"]), factor * shown)
                     if unit != "bytes":
-                        np.testing.assert_array_equal(array(seed["x"]) * size, [float(row[unit]) for row in rows])
+                        at = [float(row[unit]) for row in tables[folder]]
+                        np.testing.assert_array_equal(array(seed["x"]) * size, at)
             assert next(seeds, None) is None
 
 
@@ -105,8 +104,10 @@ def test_a_comparison_has_the_numbers_of_its_files(name, tmp_path, monkeypatch):
     page = content(folder)
     (source,) = page["sources"]
     assert (source["kind"], source["notes"]) == ("comparison", [])
+    note = source["tables"][0]["note"]
+    assert note.startswith("Times are to the accuracy in the column target (%).") == (name != "no classes")
     check_table(source["tables"][0], folder / "comparison.csv")
-    assert len(source["tables"]) == 1 + (len(runs["fedavg" if "fedavg" in runs else "a"]) > 2)
+    assert len(source["tables"]) == 1 + (len(runs["fedavg"]) > 2)
     for shown in source["tables"][1:]:
         check_table(shown, folder / "pairs.csv")
     paths = {m: [folder / "runs" / m.replace("@", "_") / f"seed_{k}" for k in range(len(runs[m]))] for m in runs}
@@ -141,9 +142,10 @@ def test_a_sweep_has_the_numbers_of_its_files(tmp_path):
 
 def test_a_sweep_that_is_not_finished(tmp_path):
     folder, points = save_sweep(tmp_path / "mixing", finished=3)
-    page = content(folder)
-    assert "1 of 4 runs are not finished and left out." in page["sources"][0]["notes"]
-    assert sorted(columns(page["runs"])["run"]) == sorted(point.name for point in points[:3])
+    source = read(folder)
+    assert "1 of 4 runs are not finished and left out." in source.notes
+    names = sorted(member.name for members in source.groups.values() for member in members)
+    assert names == sorted(point.name for point in points[:3])
     (folder / "settings.csv").unlink()
     (folder / "runs.csv").write_text("run,bytes_up\nother,3\n")
     source = read(folder)
@@ -151,72 +153,59 @@ def test_a_sweep_that_is_not_finished(tmp_path):
     assert len(source.tables[0]["rows"]) == 2
 
 
-@pytest.mark.parametrize(("name", "noted"), [("three seeds", True), ("no classes", False)])
-def test_the_page_says_what_the_times_of_a_comparison_are_to(tmp_path, name, noted):
-    source = read(save_comparison(tmp_path, COMPARISONS[name][0]))
-    assert source.tables[0]["note"].startswith("Times are to the accuracy in the column target (%).") == noted
-
-
-@pytest.mark.parametrize("method", ["fedavg,1", None])
-def test_tables_of_other_runs_are_not_shown(tmp_path, method):
+def test_tables_of_other_runs_are_not_shown_and_runs_that_are_not_in_the_table_are_named(tmp_path):
     runs = COMPARISONS["three seeds"][0]
     folder = save_comparison(tmp_path, runs)
     saved = (folder / "comparison.csv").read_text()
-    (folder / "comparison.csv").write_text("" if method is None else saved.replace("fedavg,", method))
-    source = read(folder)
-    assert source.notes == ["comparison.csv is missing or of other runs: this table is new."]
-    assert sorted(map(str, columns(source.tables[0])["method"])) == sorted(runs)
-
-
-def test_runs_that_are_not_in_the_table_are_named(tmp_path):
-    folder = save_comparison(tmp_path, COMPARISONS["three seeds"][0])
+    for other in (saved.replace("fedavg,", "fedavg,1"), ""):
+        (folder / "comparison.csv").write_text(other)
+        source = read(folder)
+        assert source.notes == ["comparison.csv is missing or of other runs: this table is new."]
+        assert sorted(map(str, columns(source.tables[0])["method"])) == sorted(runs)
+    (folder / "comparison.csv").write_text(saved)
     store.save(seeded(SCORES[:1], "krum")[0], folder / "runs" / "krum" / "seed_0")
     assert read(folder).notes == ["comparison.csv does not list these finished runs: krum."]
     (folder / "comparison.csv").unlink()
     assert read(folder).notes == ["The methods have different finished seeds, so no table compares them."]
 
 
-def test_several_folders_at_once(tmp_path):
-    one = store.save(make_run(), tmp_path / "a" / "one")
-    other = store.save(make_run([0.1, 0.9]), tmp_path / "b" / "one")
-    sweep, _ = save_sweep(tmp_path / "mixing")
-    page = content(one, other, sweep)
-    assert page["about"] == "6 runs in 3 folders"
-    shown = columns(page["runs"])
-    assert shown["folder"] == [str(one), str(other), *["mixing"] * 4]  # equal last names: the whole path
+def test_of_a_folder_of_results_all_that_are_inside_are_shown(tmp_path):
+    top = tmp_path / "runs"
+    one, other = top / "a" / "one", top / "deep" / "er" / "one"
+    store.save(make_run(), one)
+    store.save(make_run([0.1, 0.9]), other)
+    save_comparison(top / "three", {"fedavg": seeded(SCORES[:1]), "asgd": seeded(SCORES[:1], "asgd")})
+    save_sweep(top / "mixing")
+    (top / "unfinished" / "checkpoints").mkdir(parents=True)
+    (top / "planned").mkdir()
+    (top / "planned" / "sweep.json").write_text("{}")
+    page = content(top, one)  # what is found twice is shown once
+    assert (page["title"], page["about"]) == ("runs, one", "8 runs in 4 folders")
+    kinds = {source["name"]: source["kind"] for source in page["sources"]}
+    assert kinds == {str(one): "run", str(other): "run", "mixing": "sweep", "three": "comparison"}
+    folders = [str(one), str(other), *["mixing"] * 4, *["three"] * 2]  # equal last names: the whole path
+    assert columns(page["runs"])["folder"] == folders
     names = [each["name"] for each in traces(page, "accuracy", "time", "mean")]
-    assert names == [f"{one}: fedasync:mixing=0.6", f"{other}: fedasync:mixing=0.6", "mixing: mixing=0.9",
-                     "mixing: mixing=0.2"]  # fmt: skip
-    assert [source["kind"] for source in page["sources"]] == ["run", "run", "sweep"]
-    assert len(page["details"]["runs"]) == 2 and page["details"]["note"] == "2 of 6 runs, the first seeds first."
+    assert names[1:3] == [f"{other}: fedasync:mixing=0.6", "mixing: mixing=0.9"]
+    assert len(page["details"]["runs"]) == 2 and page["details"]["note"] == "2 of 8 runs, the first seeds first."
+    assert "must hold a finished run, comparison or sweep, or folders with some" in refusal(content, top / "unfinished")
 
 
-# --- one run ------------------------------------------------------------------------------------------
-
-
-def faulty_run() -> Run:
-    """One job of each outcome among the first jobs, and a rejected upload."""
-    run = make_run()
-    outcome = run.schedule.outcome.copy()
-    unapplied = np.flatnonzero(outcome == Outcome.UNDER_WAY)
-    outcome[unapplied] = Outcome.CRASHED
-    return run._replace(schedule=run.schedule._replace(outcome=outcome))
-
-
-def bars_of(shown: html_figures.Shown) -> dict[str, dict]:
-    """Name -> the bars of a chart."""
-    return {each["name"]: each for each in shown.figure["data"] if each["type"] == "bar"}
+def bars_of(run: Run, most: int = 99) -> dict[str, dict]:
+    """Name -> the bars of a run's Gantt chart."""
+    shown = html_figures.schedule(run, most).figure["data"]
+    return {each["name"]: each for each in shown if each["type"] == "bar"}
 
 
 def test_a_gantt_chart_has_every_job_with_its_outcome_and_staleness():
-    run = faulty_run()
-    schedule = run.schedule
-    shown = html_figures.schedule(run, 100)
-    assert shown.note == ""
-    bars = bars_of(shown)
+    run = make_run()
+    outcome = run.schedule.outcome.copy()
+    outcome[outcome == Outcome.UNDER_WAY] = Outcome.CRASHED
+    run = run._replace(schedule=run.schedule._replace(outcome=outcome))
+    schedule, bars = run.schedule, bars_of(run)
     rejected = schedule.job[~run.updates["accepted"]]
-    crashed = np.flatnonzero(schedule.outcome == Outcome.CRASHED)
     applied = np.setdiff1d(schedule.job, rejected)
+    crashed = np.flatnonzero(outcome == Outcome.CRASHED)
     assert set(bars) == {"applied", "rejected", "crashed"}
     for name, jobs in (("applied", applied), ("rejected", rejected), ("crashed", crashed)):
         np.testing.assert_array_equal(array(bars[name]["base"]), schedule.dispatch_time[jobs])
@@ -226,110 +215,97 @@ def test_a_gantt_chart_has_every_job_with_its_outcome_and_staleness():
     staleness = dict(zip(schedule.job.tolist(), schedule.staleness.tolist(), strict=True))
     assert list(array(bars["applied"]["customdata"])[:, 7]) == [staleness[job] for job in applied]
     assert len(set(bars["applied"]["marker"]["color"])) == len({staleness[job] for job in applied})
+    shown = html_figures.schedule(run, 99)
     steps = next(each for each in shown.figure["data"] if each["name"] == "server steps")
     np.testing.assert_allclose(array(steps["x"])[::3], np.unique(schedule.time[schedule.closes]))
-    assert steps["visible"] == "legendonly"
     axis = shown.figure["layout"]["yaxis"]
+    assert shown.note == "" and steps["visible"] == "legendonly"
     assert axis["ticktext"] == ["0", "1", "2"] and axis["range"][0] > axis["range"][1]
 
 
 def test_jobs_that_never_upload_end_when_they_are_given_up_or_at_the_end():
-    run = faulty_run()
+    run = make_run()
     upload, freed = run.schedule.upload_time.copy(), run.schedule.freed_time.copy()
-    upload[:2], freed[0], freed[1] = np.inf, 0.5, np.inf
+    upload[:2], freed[:2] = np.inf, (0.5, np.inf)
     run = run._replace(schedule=run.schedule._replace(upload_time=upload, freed_time=freed))
-    ends = np.concatenate(
-        [array(each["customdata"])[:, 5] for each in bars_of(html_figures.schedule(run, 99)).values()]
-    )
+    ends = np.concatenate([array(bars["customdata"])[:, 5] for bars in bars_of(run).values()])
     assert np.isfinite(ends).all() and 0.5 in ends and 12.0 in ends
 
 
-def test_a_long_schedule_is_cut_and_the_note_says_so():
+def test_long_schedules_many_clients_seeds_and_rows_are_cut_and_a_note_says_so():
     schedule = make_schedule(num_clients=60, jobs=10)
     run = make_run()._replace(schedule=schedule, updates={"accepted": np.ones(len(schedule.job), bool)})
-    shown = html_figures.schedule(run, 50)
-    assert 40 <= sum(len(array(each["base"])) for each in bars_of(shown).values()) <= 50
-    assert re.fullmatch(r"40 of 60 clients, the first [\d.]+ of 600 seconds", shown.note)
+    assert 40 <= sum(len(array(each["base"])) for each in bars_of(run, 50).values()) <= 50
+    note = html_figures.schedule(run, 50).note
+    assert re.fullmatch(r"40 of 60 clients, the first [\d.]+ of 600 seconds", note)
+    run = make_run()
+    counts = html_figures.clients(run._replace(schedule=run.schedule._replace(num_clients=1000)))[0]
+    y = array(counts.figure["data"][0]["y"])
+    assert len(y) == 400 and y[-1] == np.bincount(run.updates["client"][run.updates["accepted"]]).max()
+    assert counts.note == "400 of 1,000 clients, evenly spread."
+    runs = {"a": seeded([[0.1, 0.5]] * 5), "b": seeded([[0.1, 0.5]] * 5)}
+    lines = [each["meta"] for each in html_figures.curves(runs, "time", "accuracy", 20, 3)["data"]]
+    assert [meta["seed"] for meta in lines if meta["part"] == "seed"] == ["0", "1", "2"] * 2
+    shown = table("t", "a\n" + "1\n" * 1500)
+    assert (len(shown["rows"]), shown["note"]) == (1000, "The first 1,000 of 1,500 rows.")
 
 
 def test_clients_with_and_without_scores(tmp_path):
     spread = {f"client_accuracy{ending}": np.full(3, 0.5) for ending in ("", "_std", "_worst")}
     scores = {"accuracy": np.float32([[0.1, 0.2, 0.3], [0, 0, 0], [0.75, np.nan, 0.25]])}
-    run = make_run()
+    run = make_run()._replace(per_client={})
     with_scores = run._replace(per_client=scores, evaluations=run.evaluations | spread)
-    for name, each in (("with", with_scores), ("without", run._replace(per_client={}))):
-        store.save(each, tmp_path / name)
-        details = content(tmp_path / name)["details"]
-        (shown,) = details["runs"]
-        assert details["note"] == ""
-        titles = [figure["title"] for figure in shown["figures"]]
+    details = content(store.save(with_scores, tmp_path / "with"), store.save(run, tmp_path / "without"))["details"]
+    assert details["note"] == ""
+    for shown, count in zip(details["runs"], (4, 3), strict=True):
+        titles = [each["title"] for each in shown["figures"]]
         assert titles[0] == "Schedule" and titles[-2] == "updates per client" and titles[-1].startswith("staleness")
-        assert (len(titles), len(shown["notes"])) == ((4, 1) if name == "with" else (3, 1))
+        assert (len(titles), len(shown["notes"])) == (count, 1)
     accuracy, counts, staleness = html_figures.clients(with_scores)
     (line,) = accuracy.figure["data"]
     assert array(line["y"]).tolist() == [25.0, 75.0] and list(array(line["hovertext"])) == ["2", "0"]
-    accepted, rejected = counts.figure["data"]
     updates, found = with_scores.updates, np.zeros(3)
-    for each in (accepted, rejected):
+    for each in counts.figure["data"]:
         found[array(each["hovertext"]).astype(int)] += array(each["y"])
     np.testing.assert_array_equal(found, np.bincount(updates["client"]))
-    assert array(rejected["y"]).sum() == np.sum(~updates["accepted"]) == 1
+    assert array(counts.figure["data"][1]["y"]).sum() == np.sum(~updates["accepted"]) == 1
     shares = array(staleness.figure["data"][0]["customdata"])[:, 2]
     np.testing.assert_allclose(shares, 100 * np.bincount(updates["staleness"]) / len(updates["client"]))
 
 
-def test_many_clients_are_thinned():
-    run = make_run()
-    counts = html_figures.clients(run._replace(schedule=run.schedule._replace(num_clients=1000)))[0]
-    assert counts.note == "400 of 1,000 clients, evenly spread."
-    y = array(counts.figure["data"][0]["y"])
-    assert len(y) == 400 and y[-1] == np.bincount(run.updates["client"][run.updates["accepted"]]).max()
-
-
 def test_a_run_without_any_update_or_with_nothing_but_rejected_ones(tmp_path):
-    run = make_run()
-    rejected = np.zeros(len(run.schedule.job), bool)
-    store.save(run._replace(updates=run.updates | {"accepted": rejected}), tmp_path / "rejected")
-    empty = {name: column[:0] for name, column in run.updates.items()}
-    schedule = make_schedule(jobs=1)
+    run, schedule = make_run(), make_schedule(jobs=1)
+    rejected = run._replace(updates=run.updates | {"accepted": np.zeros(len(run.schedule.job), bool)})
     kept = {name: getattr(schedule, name)[:0] for name in ("job", "time", "closes", "step")}
     outcome = np.full(len(schedule.client), Outcome.UNDER_WAY, np.int8)
-    schedule = schedule._replace(**kept, outcome=outcome)
-    scores = run.evaluations | {"accuracy": np.full(3, np.nan, np.float32), "loss": np.full(3, np.nan, np.float32)}
-    store.save(run._replace(updates=empty, schedule=schedule, evaluations=scores), tmp_path / "empty")
-    page = content(tmp_path / "rejected", tmp_path / "empty")
-    first, second = page["details"]["runs"]
-    bars = [[each["name"] for each in of["figures"][0]["figure"]["data"] if each["type"] == "bar"]
-            for of in (first, second)]  # fmt: skip
-    assert bars == [["rejected", "under way"], ["under way"]]
-    assert [figure["title"] for figure in second["figures"]][-1] == "updates per client"
+    scores = run.evaluations | dict.fromkeys(("accuracy", "loss"), np.full(3, np.nan, np.float32))
+    empty = run._replace(
+        updates={name: column[:0] for name, column in run.updates.items()},
+        schedule=schedule._replace(**kept, outcome=outcome),
+        evaluations=scores,
+    )
+    page = content(store.save(rejected, tmp_path / "rejected"), store.save(empty, tmp_path / "empty"))
+    for shown, bars in zip(page["details"]["runs"], (["rejected", "under way"], ["under way"]), strict=True):
+        gantt = shown["figures"][0]["figure"]["data"]
+        assert [each["name"] for each in gantt if each["type"] == "bar"] == bars
+    assert shown["figures"][-1]["title"] == "updates per client"
 
 
-# --- the page -----------------------------------------------------------------------------------------
-
-
-def test_nothing_in_names_and_settings_becomes_html(tmp_path):
+def test_nothing_in_names_and_settings_becomes_html_and_the_page_loads_nothing(tmp_path):
     run = make_run(method=NASTY)
-    store.save(run._replace(settings=run.settings | {NASTY: NASTY, "list": [NASTY]}), tmp_path / "nasty")
-    path = write_report([tmp_path / "nasty"], tmp_path / "page.html")
+    folder = store.save(run._replace(settings=run.settings | {NASTY: NASTY, "list": [NASTY]}), tmp_path / "nasty")
+    path, again = (write_report([folder], tmp_path / name) for name in ("a.html", "b.html"))
     text, page = path.read_text(encoding="utf-8"), content_of(path)
+    assert again.read_bytes() == path.read_bytes() and page == content(folder)
     assert "<img" not in text[: text.index("plotly.js v")] and "onerror" in text
     assert text.count("</script>") == 3 and "\u2028" not in text[: text.index("plotly.js v")]
     assert columns(page["runs"])["method"] == [NASTY]  # the script writes it with textContent
     assert NASTY in page["sources"][0]["common"]
-    for figures in page["curves"]["figures"].values():  # plotly interprets tags in names
-        assert not [each for figure in figures.values() for each in figure["data"] if "<" in each["name"]]
-        templates = {each.get("hovertemplate") for figure in figures.values() for each in figure["data"]}
-        assert not [each for each in templates if each and "img" in each]
+    for shown in chain(*(figures.values() for figures in page["curves"]["figures"].values())):
+        for each in shown["data"]:  # plotly interprets tags in names
+            assert "<" not in each["name"] and "img" not in (each.get("hovertemplate") or "")
     script = text[text.rindex("<script>") :]
     assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(", script)
-
-
-def test_the_page_loads_nothing_and_is_the_same_each_time(tmp_path):
-    folder = save_comparison(tmp_path / "two", COMPARISONS["one seed"][0])
-    first, second = (write_report([folder], tmp_path / name) for name in ("a.html", "b.html"))
-    assert first.read_bytes() == second.read_bytes()
-    assert content_of(first) == content(folder)
     own = html_report.PAGE.read_text()
     assert "default-src 'none'" in own and not re.search(r"https?://|src=|href=", own)
 
@@ -341,42 +317,24 @@ def test_a_large_comparison_stays_below_10_mb(tmp_path, monkeypatch):
     schedule = make_schedule(num_clients=40, jobs=50)
     job = schedule.job
     updates = {"client": schedule.client[job], "staleness": schedule.staleness, "accepted": np.ones(len(job), bool)}
-    evaluated = np.linspace(0.0, 1.0, 400)
-    runs: dict[str, list[Run]] = {}
-    for method in range(30):
-        name = f"fedasync:mixing={method}"
-        runs[name] = [
-            each._replace(schedule=schedule, updates=updates)
-            for each in seeded(rng.uniform(0.1, 0.9, (4, 400)).tolist(), name, [list(1e3 * evaluated)] * 4)
-        ]
-    folder = save_comparison(tmp_path / "large", runs)
-    path = write_report([folder], tmp_path / "page.html")
+    times = [np.linspace(0.0, 1e3, 400)] * 4
+    runs = {}
+    for name in (f"fedasync:mixing={method}" for method in range(30)):
+        made = seeded(rng.uniform(0.1, 0.9, (4, 400)).tolist(), name, times)
+        runs[name] = [each._replace(schedule=schedule, updates=updates) for each in made]
+    path = write_report([save_comparison(tmp_path / "large", runs)], tmp_path / "page.html")
     page = content_of(path)
     assert path.stat().st_size < 10e6
     assert page["details"]["note"] == "24 of 120 runs, the first seeds first."
     assert page["curves"]["notes"][0] == "Curves: the first 28 of 30 of large."
     assert page["curves"]["notes"][1].startswith("Long curves: ")
-    for mean in traces(page, "accuracy", "time", "mean")[:2]:
-        shown = columns(page["sources"][0]["tables"][0])
-        assert array(mean["y"])[-1] in shown["accuracy, mean of last tenth (%)"]
-
-
-def test_many_seeds_and_many_rows_are_cut():
-    runs = {"a": seeded([[0.1, 0.5]] * 5), "b": seeded([[0.1, 0.5]] * 5)}
-    figure = html_figures.curves(runs, "time", "accuracy", 20, 3)
-    seeds = [each["meta"]["seed"] for each in figure["data"] if each["meta"]["part"] == "seed"]
-    assert seeds == ["0", "1", "2"] * 2
-    shown = table("t", "a\n" + "1\n" * 1500)
-    assert (len(shown["rows"]), shown["note"]) == (1000, "The first 1,000 of 1,500 rows.")
+    finals = columns(page["sources"][0]["tables"][0])["accuracy, mean of last tenth (%)"]
+    assert all(array(mean["y"])[-1] in finals for mean in traces(page, "accuracy", "time", "mean")[:2])
 
 
 def test_cells_of_a_csv_file():
-    text = (
-        "name,x,x std,y,y std,y reached,ends low,ends high,lr\n"
-        "a,1.5,0.25,nan,nan,2,0.5,1.25,0.001\n"
-        "1,nan,,3.0,1.0,,,,\n"
-    )
-    shown = table("t", text)
+    header = "name,x,x std,y,y std,y reached,ends low,ends high,lr\n"
+    shown = table("t", header + "a,1.5,0.25,nan,nan,2,0.5,1.25,0.001\n" + "1,nan,,3.0,1.0,,,,\n")
     assert [column["name"] for column in shown["columns"]] == ["name", "x", "y", "ends", "lr"]
     first, second = shown["rows"]
     assert [cell[0] for cell in first] == ["a", "1.50 ± 0.25", "2 reached", "[0.50, 1.25]", "0.001"]
@@ -389,33 +347,12 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(html_report, "content", lambda folders: {})
     for name in ("one", "two"):
         store.save(make_run(), tmp_path / name)
-    assert cli.main(["report", "one"]) == 0
-    assert cli.main(["report", "one", "two"]) == 0
-    assert cli.main(["report", "one", "two", "--out", "new/both.html"]) == 0
-    assert {path.name for path in tmp_path.rglob("*.html")} == {"report.html", "both.html"}
-    assert (tmp_path / "one" / "report.html").exists() and (tmp_path / "report.html").exists()
+    for words in (["one"], ["one", "two"], ["one", "two", "--out", "new/both.html"]):
+        assert cli.main(["report", *words]) == 0
+    found = {str(path) for path in Path().rglob("*.html")}
+    assert found == {"one/report.html", "report.html", "new/both.html"}
     assert "written: new/both.html" in capsys.readouterr().out
     assert store.require_room("one", store.load("one").settings)  # the page does not change what the folder is
-
-
-def test_of_a_folder_of_results_all_that_are_inside_are_shown(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    store.save(make_run(), Path("runs", "one"))
-    store.save(make_run(), Path("runs", "deep", "er", "two"))
-    save_comparison(Path("runs", "three"), {"fedavg": seeded(SCORES[:1]), "fedasync": seeded(SCORES[:1], "fedasync")})
-    save_sweep(Path("runs", "swept"))
-    Path("runs", "unfinished", "checkpoints").mkdir(parents=True)
-    Path("runs", "planned").mkdir()
-    (Path("runs", "planned") / "sweep.json").write_text("{}")
-    assert cli.main(["report", "runs"]) == 0
-    page = content_of(Path("runs", "report.html"))
-    kinds = {source["name"]: source["kind"] for source in page["sources"]}
-    assert kinds == {"one": "run", "two": "run", "three": "comparison", "swept": "sweep"}
-    assert page["title"] == "runs" and page["about"].endswith("runs in 4 folders")
-    assert cli.main(["report", "runs", "runs/one"]) == 0  # what is found twice is shown once
-    assert len(content_of(Path("report.html"))["sources"]) == 4
-    assert cli.main(["report", "runs/unfinished"]) == 2
-    assert "must hold a finished run, comparison or sweep, or folders with some" in capsys.readouterr().err
 
 
 def test_validation_scores_are_in_table_picture_and_page(tmp_path):
@@ -433,16 +370,12 @@ def test_validation_scores_are_in_table_picture_and_page(tmp_path):
     assert [array(each["y"])[-1] for each in traces(page, "validation_accuracy", "time", "mean")] == found
 
 
-# --- another final value or target --------------------------------------------------------------------
-
-LAST_DIFFERS = {
-    name: seeded([[0.1, 0.5, last + 0.01 * seed] for seed in range(3)], name)
-    for name, last in (("asgd", 0.6), ("fedavg", 0.4))
-}
-
-
 def test_tables_that_were_made_again_with_other_options_are_shown(tmp_path):
-    folders = save_sweep(tmp_path / "mixing")[0], save_comparison(tmp_path / "three", LAST_DIFFERS)
+    differ = {
+        name: seeded([[0.1, 0.5, last + 0.01 * seed] for seed in range(3)], name)
+        for name, last in (("asgd", 0.6), ("fedavg", 0.4))
+    }
+    folders = save_sweep(tmp_path / "mixing")[0], save_comparison(tmp_path / "three", differ)
     for folder in folders:
         redraw(folder, plots=False, final="best", target=0.4)
     sources = [read(folder) for folder in folders]

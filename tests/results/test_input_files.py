@@ -7,6 +7,7 @@ import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -14,8 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedjax_async import cli, compare, resume, simulate, sweep
-from fedjax_async.base import disk, factories, home, identity, inputs, notices, registry
-from fedjax_async.clock.energy import ENERGY
+from fedjax_async.base import disk, factories, home, identity, inputs, notices
 from fedjax_async.config import Settings, plugins, registries, sweeping
 from fedjax_async.config.inputs import with_files
 from fedjax_async.config.problem import data_of
@@ -35,24 +35,10 @@ CLIENTS = 3
 SMALL = {"model": "logistic", "clients": CLIENTS, "updates": 4, "steps": 1}
 
 
-def of_table(field, name, header, line, usual=1, spec="csv:path="):
-    """Writes a table with a line for each client, and returns the setting that names it."""
-
-    def make(folder, value=usual):
-        lines = [line.format(client=client, value=value) for client in range(CLIENTS)]
-        (folder / name).write_text("\n".join([header, *lines, ""]))
-        return {field: f"{spec}{folder / name}"}
-
-    return make
-
-
-delays = of_table("delay", "delays.csv", "client,mean,std", "{client},{value},0.1")
-
-
-def edges(folder, value=100):
-    lines = "".join(f"{a},{b},{value},0\n" for a, b in ((0, 1), (0, 2), (1, 2)))
-    (folder / "edges.csv").write_text("source,target,rate,latency\n" + lines)
-    return {"method": "dpsgd", "network": f"edges:path={folder / 'edges.csv'}"}
+def delays(folder, value=1):
+    lines = "".join(f"{client},{value},0.1\n" for client in range(CLIENTS))
+    (folder / "delays.csv").write_text("client,mean,std\n" + lines)
+    return {"delay": f"csv:path={folder / 'delays.csv'}"}
 
 
 def topology(folder, value=2):
@@ -124,15 +110,8 @@ def encoder(folder, value=2):
     return {"model": f"minilm_lora:path={folder}"}
 
 
-CLASSES, SHARES = ",".join("0123456789"), "{client},{value}" + ",1" * 9
 MADE = {
     ("delay", "csv"): delays,
-    ("delay", "trace"): of_table("delay", "jobs.csv", "client,seconds", "{client},{value}", 5, "trace:path="),
-    ("availability", "csv"): of_table("availability", "online.csv", "client,start,end", "{client},0,{value}", 9000),
-    ("network", "csv"): of_table("network", "links.csv", "client,down,up,latency", "{client},{value},9,0", 100),
-    ("energy", "csv"): of_table("energy", "watts.csv", "client,training", "{client},{value}", 5),
-    ("partition", "table"): of_table("partition", "a.csv", f"client,{CLASSES}", SHARES, 1, "table:path="),
-    ("network", "edges"): edges,
     ("topology", "csv"): topology,
     ("dataset", "parquet"): parquet,
     ("dataset", "csv"): rows,
@@ -145,18 +124,15 @@ MADE = {
     ("initial", "a file"): initial,
     ("initial", "the folder of a run"): folder_of_a_run,
 }
-READ_ONCE = {("dataset", "cifar100"), ("dataset", "tiny_imagenet")}  # runs read the prepared arrays
+READ_ONCE = {"cifar100", "tiny_imagenet"}  # runs read the prepared arrays
 
 
-def test_every_factory_that_takes_a_path_is_in_the_table():
-    every = {**registries.REGISTRIES, "energy": ENERGY}
-    taking = {
-        (kind, name)
-        for kind, known in every.items()
-        for name, factory in known.items()
-        if callable(factory) and "path" in factories.options_of(factory)
-    }
-    assert taking - READ_ONCE == {key for key in MADE if key[0] != "initial"}
+@pytest.mark.parametrize(("kind", "more"), [("dataset", READ_ONCE), ("model", set())])
+def test_every_reader_of_a_path_is_in_the_table(kind, more):
+    """The others need no reader: their option ``path`` is the file."""
+    known = {name: factory for name, factory in registries.REGISTRIES[kind].items() if callable(factory)}
+    taking = {name for name, factory in known.items() if "path" in factories.options_of(factory)}
+    assert taking - more == {name for field, name in MADE if field == kind}
 
 
 def described(**changes):
@@ -168,53 +144,46 @@ def test_a_moved_copy_is_the_same_file_and_a_changed_one_is_named(tmp_path, key)
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
     (field, _), make = key, MADE[key]
-    begun = described(**make(here))
+    given = make(here)
+    begun = described(**given)
     shutil.copytree(here, there)
-    moved = {name: value.replace(str(here), str(there)) if isinstance(value, str) else value
-             for name, value in make(here).items()}  # fmt: skip
+    moved = given | {name: v.replace(str(here), str(there)) for name, v in given.items() if isinstance(v, str)}
     assert described(**moved)[field] != begun[field] and identity.difference(begun, described(**moved)) == ""
 
     assert from_dict(begun) == from_dict(described(**make(here)))
-    changed = described(**make(here, 0))
-    found = identity.difference(begun, changed)
+    found = identity.difference(begun, described(**make(here, 0)))
     assert found.startswith(f"content of {here}") and f"({field}) = " in found and ", saved " in found
     with pytest.raises(ValueError, match=f"^{field} = .*they have changed: content of {here}"):
         resolved(from_dict(begun))  # as resume, explain and landscape do
     assert identity.difference(begun, described(**moved)) == "", "the copy has not changed"
 
 
-def test_swapped_files_are_another_run(tmp_path):
+def test_swapped_files_are_another_run_and_those_beside_them_do_not_count(tmp_path):
     given = parquet(tmp_path)
     begun = described(**given)
     one, two, aside = tmp_path / "rows.parquet", tmp_path / "held_out.parquet", tmp_path / "aside"
     one.rename(aside), two.rename(one), aside.rename(two)
     assert f"content of {one} (dataset)" in identity.difference(begun, described(**given))
-
-
-def test_a_file_that_changes_within_a_process_is_read_anew(tmp_path):
-    labels = []
-    for value in (1, 0):
-        spec = parquet(tmp_path, value) | {"partition": "iid"}
-        labels.append(int(data_of(resolved(Settings(**(SMALL | spec)))).y.sum()))
-    assert labels == [3, 2]
-
-
-def test_files_beside_those_that_are_read_do_not_count(tmp_path):
     begun = described(**hugging_face(tmp_path))
     (tmp_path / "set" / "cache-1.arrow").write_bytes(b"written by another program")
     (tmp_path / "set" / "README.md").write_text("notes")
     assert identity.difference(begun, described(dataset=begun["dataset"], test_fraction=0.5)) == ""
 
 
+def test_a_file_that_changes_within_a_process_is_read_anew(tmp_path):
+    for value, labels in ((1, 3), (0, 2)):
+        spec = parquet(tmp_path, value) | {"partition": "iid"}
+        assert data_of(resolved(Settings(**(SMALL | spec)))).y.sum() == labels
+
+
 def test_prepared_arrays_and_files_of_a_pretrained_model_are_input_files(tmp_path, monkeypatch):
     one, two = np.zeros((2, 1), np.uint8), np.zeros(2, np.int32)
-    folder = write_cache(Arrays(one, two, one, two), tmp_path / "mnist")
-    with inputs.collected() as files:
-        read_cache(folder)
-    assert [file.name for file in files] == ["x.npy", "y.npy", "test_x.npy", "test_y.npy"]
-    with inputs.collected() as files:
-        datasets._keep(Arrays(one, two, one, two), tmp_path / "mnist")
-    assert [file.name for file in files] == ["x.npy", "y.npy", "test_x.npy", "test_y.npy"], "also when they are made"
+    arrays = Arrays(one, two, one, two)
+    folder = write_cache(arrays, tmp_path / "mnist")
+    for make in (lambda: read_cache(folder), lambda: datasets._keep(arrays, folder)):  # read, or just made
+        with inputs.collected() as files:
+            make()
+        assert [file.name for file in files] == ["x.npy", "y.npy", "test_x.npy", "test_y.npy"]
     monkeypatch.setenv("FEDJAX_ASYNC_DATA", str(tmp_path))
     kept = home.pretrained_folder("minilm", "0.1.0", tmp_path)
     kept.mkdir(parents=True)
@@ -223,24 +192,18 @@ def test_prepared_arrays_and_files_of_a_pretrained_model_are_input_files(tmp_pat
     assert spec.pattern == "minilm_lora:rank=2" and [Path(path).name for path, _ in spec.files] == list(FILES)
 
 
+@pytest.mark.usefixtures("nothing_stays_registered")
 def test_a_factory_of_ones_own_has_input_files_too(tmp_path):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "a.txt").write_text("1")
+    (tmp_path / "a.txt").write_text("1")
 
     @plugins.register("delay", "mine_of_a_file")
     def mine(*, path: str):
         del path
 
-    try:
-        begun = described(delay=f"mine_of_a_file:path={tmp_path / 'mine'}")
-        (tmp_path / "mine" / "a.txt").write_text("2")
-        found = identity.difference(begun, described(delay=begun["delay"]))
-        assert f"content of {tmp_path / 'mine' / 'a.txt'} (delay)" in found
-    finally:
-        del registry.ADDED["delay"]["mine_of_a_file"]
-
-
-# --- folders ----------------------------------------------------------------------------------------
+    begun = described(delay=f"mine_of_a_file:path={tmp_path}")
+    (tmp_path / "a.txt").write_text("2")
+    found = identity.difference(begun, described(delay=begun["delay"]))
+    assert f"content of {tmp_path / 'a.txt'} (delay)" in found
 
 
 def small(folder, **changes):
@@ -258,24 +221,22 @@ def as_by_an_older_version(folder):
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
-def test_a_finished_run_is_not_read_after_its_input_changed(tmp_path, capsys, made_at_once):
+def test_a_finished_run_is_not_read_after_its_input_changed_and_an_older_one_with_a_line(
+    tmp_path, capsys, made_at_once
+):
     out = tmp_path / "run"
-    first = simulate(**small(tmp_path), out=out, plots=False)
-    simulate(**small(tmp_path), out=out, plots=False)
+    given = small(tmp_path) | {"out": out, "plots": False}
+    first = simulate(**given)
+    simulate(**given)
     assert "was read" in capsys.readouterr().out
-    changed = small(tmp_path) | delays(tmp_path, 2)
+    delays(tmp_path, 2)
     with pytest.raises(ValueError, match=rf"another run: content of {tmp_path}/delays.csv \(delay\) = \w+, saved \w+$"):
-        simulate(**changed, out=out, plots=False)
-    anew = simulate(**changed, out=out, plots=False, again=True)
+        simulate(**given)
+    anew = simulate(**given, again=True)
     assert store.load(out).settings["files"] == anew.settings["files"] != first.settings["files"]
-
-
-def test_an_older_folder_is_read_with_a_line(tmp_path, capsys, made_at_once):
-    out = tmp_path / "run"
-    simulate(**small(tmp_path), out=out, plots=False)
     as_by_an_older_version(out)
     capsys.readouterr()
-    simulate(**small(tmp_path), out=out, plots=False)
+    simulate(**given)
     printed = capsys.readouterr().out
     assert printed.count("\n") == 1 and "was read" in printed
     assert f"whether {tmp_path}/delays.csv changed since is not known" in printed
@@ -325,28 +286,20 @@ def test_a_killed_run_goes_on_with_a_moved_copy(tmp_path):
     assert at[0] > 1, "it goes on from its checkpoint"
 
 
-@pytest.fixture(scope="module")
-def older(tmp_path_factory):
-    """A run that an older version began and that was killed, and the delays that it reads."""
-    folder = tmp_path_factory.mktemp("older")
-    with pytest.MonkeyPatch.context() as patch:
+def test_an_older_checkpoint_is_read_with_a_line_and_a_changed_table_is_not_blamed_on_cores_alone(
+    tmp_path, monkeypatch
+):
+    with monkeypatch.context() as patch:
         patch.setattr(inputs, "described", lambda fields: {})
-        killed_run(folder / "run", 3, **small(folder), checkpoint=1)
-    return folder
-
-
-def test_an_older_checkpoint_is_read_with_a_line(older, tmp_path):
-    shutil.copytree(older / "run", tmp_path / "run")
+        killed_run(tmp_path / "run", 3, **small(tmp_path), checkpoint=1)
+    shutil.copytree(tmp_path / "run", tmp_path / "again")
     with pytest.warns(notices.RunWarning, match=r"whether .*delays\.csv changed since is not known") as said:
-        resume(tmp_path / "run", plots=False)
+        resume(tmp_path / "again", plots=False)
     assert len(said) == 1
-
-
-def test_a_changed_table_of_delays_is_not_blamed_on_cores_alone(older):
-    (older / "delays.csv").write_text("client,mean,std\n0,1,0\n1,50,0\n2,2,0\n")
+    (tmp_path / "delays.csv").write_text("client,mean,std\n0,1,0\n1,50,0\n2,2,0\n")
     with pytest.warns(notices.RunWarning, match="is not known"), pytest.raises(ValueError, match="batches") as error:
-        resume(older / "run", plots=False)
-    assert f"differ, or an input file has changed ({older}/delays.csv): " in str(error.value)
+        resume(tmp_path / "run", plots=False)
+    assert f"differ, or an input file has changed ({tmp_path}/delays.csv): " in str(error.value)
 
 
 @pytest.mark.parametrize("path", ["missing.csv", "~nobody-here/x.csv", "{tmp}", "/dev/null"])
@@ -357,12 +310,9 @@ def test_a_path_that_is_no_file_is_left_to_its_reader(tmp_path, monkeypatch, pat
         assert with_files(Settings(**(SMALL | changes))) == Settings(**(SMALL | changes))
 
 
-def test_a_file_that_cannot_be_read_is_left_to_its_reader(tmp_path, monkeypatch):
-    def refuse(path):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(inputs, "digest", refuse)
-    assert "files" not in described(**delays(tmp_path))
+def test_a_file_that_cannot_be_read_is_left_to_its_reader(tmp_path):
+    with mock.patch.object(inputs, "digest", side_effect=PermissionError(13, "Permission denied")):
+        assert "files" not in described(**delays(tmp_path))
 
 
 def test_checkpoints_of_a_stack_are_found_by_content(tmp_path):

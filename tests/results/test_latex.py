@@ -14,9 +14,9 @@ from fedjax_async.results.metrics import spread
 from fedjax_async.results.significance import interval
 from fedjax_async.results.timeline import staleness_of
 from tests.cli.called import refused
-from tests.results import sweep_engine
 from tests.results.folders import rows as csv_rows
 from tests.results.made_up import make_run
+from tests.results.page import seeded
 
 SPECIAL = re.compile(r"(?<!\\)[&%#_^~]")
 ACCURACY = "accuracy, mean of last tenth (%)"
@@ -48,9 +48,7 @@ def parsed(text: str) -> list[list[str]]:
 
 
 def seeds_of(name: str, *accuracies: float):
-    return [
-        make_run([0.1, a], method=name)._replace(settings={"method": name, "seed": s}) for s, a in enumerate(accuracies)
-    ]
+    return seeded([[0.1, accuracy] for accuracy in accuracies], name)
 
 
 RUNS = {
@@ -72,54 +70,48 @@ def test_the_grammar_of_a_table_with_hard_names(tmp_path):
 
 
 def test_the_best_mean_is_bold_and_those_not_significantly_worse_have_a_dagger(tmp_path):
-    write_comparison(RUNS, tmp_path, plots=False, columns=["accuracy"])
+    write_comparison(RUNS, tmp_path, plots=False, columns=["accuracy", "staleness"])
     text = (tmp_path / "comparison.tex").read_text()
-    _, first, second, far = parsed(text)
-    assert first[1] == r"$\mathbf{71.50 \pm 1.29}$"
-    assert second[1] == r"$70.88 \pm 1.65^{\dagger}$" and far[1] == r"$51.50 \pm 1.29$"
+    header, *body = parsed(text)
+    assert header[1:] == [r"accuracy, mean of last tenth (\%)", "staleness"]
+    assert [row[1] for row in body] == [
+        r"$\mathbf{71.50 \pm 1.29}$", r"$70.88 \pm 1.65^{\dagger}$", r"$51.50 \pm 1.29$",
+    ]  # fmt: skip
     assert "% bold: the best" in text and "paired t test, Holm's correction, p >= 0.05" in text
     pairs = csv_rows(tmp_path / "pairs.csv")
     assert [float(row["p (t, Holm)"]) >= 0.05 for row in pairs] == [True, False, False]
-
-
-def test_a_table_of_methods_may_have_the_mean_staleness_of_what_was_applied(tmp_path):
-    write_comparison(RUNS, tmp_path, plots=False, columns=["accuracy", "staleness"])
-    header, *rows = parsed((tmp_path / "comparison.tex").read_text())
     want = [np.mean([staleness_of(run).mean() for run in seeds]) for seeds in RUNS.values()]
-    assert header[1:] == [r"accuracy, mean of last tenth (\%)", "staleness"] and min(want) > 0
-    assert [row[2] for row in rows] == [rf"${mean:.2f} \pm 0.00$" for mean in want]
+    assert min(want) > 0 and [row[2] for row in body] == [rf"${mean:.2f} \pm 0.00$" for mean in want]
     np.testing.assert_allclose([float(row["staleness"]) for row in csv_rows(tmp_path / "comparison.csv")], want)
     assert "staleness" not in (tmp_path / "comparison.md").read_text()
 
 
-def test_two_seeds_have_no_tests_and_equal_means_no_best(tmp_path):
+def test_two_seeds_have_no_tests_equal_means_no_best_and_missing_columns_a_comment(tmp_path):
     few = {name: seeds[:2] for name, seeds in RUNS.items()}
     write_comparison(few, tmp_path, plots=False)
     text = (tmp_path / "comparison.tex").read_text()
     assert "dagger" not in text and r"\mathbf" in text
-    write_comparison({"a": RUNS["far"], "b": RUNS["far"]}, tmp_path, plots=False, columns=["time", "accuracy"])
+    equal = {"a": RUNS["far"], "b": RUNS["far"]}
+    write_comparison(equal, tmp_path, plots=False, columns=["energy", "time", "accuracy"])
     text = (tmp_path / "comparison.tex").read_text()
-    assert "bold" not in text and "dagger" not in text
+    assert "bold" not in text and "dagger" not in text and "% no such column here: energy\n" in text
     assert parsed(text)[0] == ["method", "time to target (s)", r"accuracy, mean of last tenth (\%)"]
 
 
 def test_a_smaller_loss_or_cost_is_better_and_counts_have_no_best():
+    columns = {"loss, last": (2.0, 1.0, 3.0), "sent (MB)": (9.0, np.nan, 8.0), "updates": (5.0, 3, 7.0)}
     rows = [
-        {"method": "a", "loss, last": spread([2.0]), "sent (MB)": spread([9.0]), "updates": spread([5.0])},
-        {
-            "method": "b",
-            "loss, last": spread([1.0]),
-            "sent (MB)": spread([float("nan")]),
-            "updates": 3,
-            "ended": "1 of 2",
-        },
-        {"method": "c", "loss, last": spread([3.0]), "sent (MB)": spread([8.0]), "updates": spread([7.0])},
+        {"method": method} | {name: spread([values[k]]) for name, values in columns.items()}
+        for k, method in enumerate("abc")
     ]
+    rows[1] |= {"updates": 3, "ended": "1 of 2"}
     header, *body = parsed(latex(rows, ["method"], ["loss"], final="last"))
     assert header == ["method", "loss, last", "sent (MB)", "updates", "ended"]
-    assert [row[1] for row in body] == ["$2.0000$", r"$\mathbf{1.0000}$", "$3.0000$"]
-    assert [row[2] for row in body] == ["$9.0$", "--", r"$\mathbf{8.0}$"]
-    assert [row[3] for row in body] == ["$5$", "3", "$7$"] and [row[4] for row in body] == ["--", "1 of 2", "--"]
+    assert [row[1:] for row in body] == [
+        ["$2.0000$", "$9.0$", "$5$", "--"],
+        [r"$\mathbf{1.0000}$", "--", "3", "1 of 2"],
+        ["$3.0000$", r"$\mathbf{8.0}$", "$7$", "--"],
+    ]
 
 
 def test_rows_of_different_worlds_are_not_compared():
@@ -129,9 +121,8 @@ def test_rows_of_different_worlds_are_not_compared():
         p_values([{"where": "w", "first": "c", "second": "d", "p (t, Holm)": 0.3}], ["a", "b", ("w", "c"), ("w", "d")]),
     )
     text = latex(rows, ["method"], ["accuracy"], worlds=["v", "v", "w", "w"], tests=tests)
-    assert [("mathbf" in row[1], "dagger" in row[1]) for row in parsed(text)[1:]] == [
-        (False, False), (True, False), (False, True), (True, False),
-    ]  # fmt: skip
+    assert ["mathbf" in row[1] for row in parsed(text)[1:]] == [False, True, False, True]
+    assert ["dagger" in row[1] for row in parsed(text)[1:]] == [False, False, True, False]
     assert "within each world" in text
     assert r"\mathbf" not in latex(rows[:1], ["method"], ["accuracy"], tests=NO_TESTS)
 
@@ -143,17 +134,9 @@ def test_intervals_and_infinities():
 
 
 def test_short_names():
-    titles = [
-        "accuracy, last (%)",
-        "95% interval (t)",
-        "relative to fedavg, x",
-        "MB to 70 %",
-        "energy (kJ)",
-        "stopped early",
-    ]
-    assert [short_name(title) for title in titles] == [
-        "accuracy", "interval", "relative", "bytes", "energy", "stopped_early",
-    ]  # fmt: skip
+    titles = ("accuracy, last (%)", "95% interval (t)", "relative to fedavg, x", "MB to 70 %", "energy (kJ)")
+    assert list(map(short_name, titles)) == ["accuracy", "interval", "relative", "bytes", "energy"]
+    assert short_name("stopped early") == "stopped_early"
 
 
 def test_wrong_columns_are_refused_before_anything_is_written(tmp_path, capsys):
@@ -166,7 +149,6 @@ def test_wrong_columns_are_refused_before_anything_is_written(tmp_path, capsys):
     ):
         with pytest.raises(ValueError, match=says):
             write_comparison(RUNS, tmp_path / "new", plots=False, columns=wrong)
-    assert not (tmp_path / "new").exists()
     with pytest.raises(ValueError, match="columns = 'acuracy': unknown; did you mean 'accuracy'"):
         require_columns(["acuracy"])
     words = ("compare", "fedasync", "--model", "logistic", "--out", str(tmp_path / "new"))
@@ -175,39 +157,29 @@ def test_wrong_columns_are_refused_before_anything_is_written(tmp_path, capsys):
     assert not (tmp_path / "new").exists()
 
 
-def test_a_known_column_that_the_runs_lack_is_left_out_and_a_comment_says_so(tmp_path):
-    write_comparison(RUNS, tmp_path, plots=False, columns=["energy", "accuracy"])
-    text = (tmp_path / "comparison.tex").read_text()
-    assert "% no such column here: energy\n" in text and len(parsed(text)[0]) == 2
+BASE = {"model": "logistic", "clients": 4, "steps": 1, "updates": 6}
 
 
-def test_the_settings_of_a_sweep(tmp_path, monkeypatch):
-    sweep_engine.use(monkeypatch)
-    base = {"model": "logistic", "clients": 4, "steps": 1, "updates": 6}
-    grid = {"method": {"A_1": "fedasync", "B": "asgd"}, "clients": [4, 5]}
-    found = sweep(base, grid, seeds=3, progress=False, lr=0.1)
+def test_the_settings_and_the_chosen_settings_of_a_sweep(tmp_path, engine):
+    grid = {"method": {"A_1": "fedasync", "B": "asgd"}, "clients": [4, 5], "lr": [0.02, 0.1]}
+    found = sweep(BASE, grid, seeds=3, progress=False)
     write_sweep(found, tmp_path, plots=False, columns=["accuracy", "staleness"], target=0.15)
     header, *body = parsed((tmp_path / "settings.tex").read_text())
-    assert header == ["method", "clients", r"accuracy, mean of last tenth (\%)", "staleness"]
-    assert [row[:2] for row in body] == [[r"A\_1", "4"], [r"A\_1", "5"], ["B", "4"], ["B", "5"]]
+    assert header == ["method", "clients", "lr", r"accuracy, mean of last tenth (\%)", "staleness"]
+    assert [row[:2] for row in body[::2]] == [[r"A\_1", "4"], [r"A\_1", "5"], ["B", "4"], ["B", "5"]]
+    header, *body = parsed((tmp_path / "best.tex").read_text())
+    assert header[:3] == ["method", "clients", "lr"]
+    assert [row[:3] for row in body] == [[name, n, "0.1"] for n in "45" for name in (r"A\_1", "B")]
+
+
+def test_the_command_of_a_sweep_takes_columns(tmp_path, engine):
     file = tmp_path / "s.toml"
-    file.write_text('[base]\nmodel = "logistic"\nclients = 4\nsteps = 1\nupdates = 6\n[grid]\nlr = [0.02, 0.1]\n')
+    file.write_text('base = {model = "logistic", clients = 4, steps = 1, updates = 6}\ngrid.lr = [0.02, 0.1]\n')
     words = ["sweep", str(file), "--out", str(tmp_path / "out"), "--no-plots", "--quiet", "--columns", "loss,accuracy"]
     assert cli.main(words) == 0
     header, *body = parsed((tmp_path / "out" / "settings.tex").read_text())
     assert header == ["lr", "loss, mean of last tenth", r"accuracy, mean of last tenth (\%)"]
     assert [r"\mathbf" in row[2] for row in body] == [False, True]
-
-
-def test_the_chosen_settings_of_a_sweep(tmp_path, monkeypatch):
-    sweep_engine.use(monkeypatch)
-    base = {"model": "logistic", "clients": 4, "steps": 1, "updates": 6}
-    grid = {"method": {"A": "fedasync", "B": "asgd"}, "clients": [4, 5], "lr": [0.02, 0.1]}
-    write_sweep(sweep(base, grid, seeds=3, progress=False), tmp_path, plots=False, columns=["accuracy"])
-    header, *body = parsed((tmp_path / "best.tex").read_text())
-    assert header[:3] == ["method", "clients", "lr"]
-    assert [row[:3] for row in body] == [["A", "4", "0.1"], ["B", "4", "0.1"], ["A", "5", "0.1"], ["B", "5", "0.1"]]
-    assert len(parsed((tmp_path / "settings.tex").read_text())) == 9
 
 
 def test_the_distance_between_nodes_models_has_no_best(tmp_path):
