@@ -113,6 +113,7 @@ def test_a_round_is_a_server_step_of_fedavg_and_bad_replies_are_rejected():
     np.testing.assert_allclose(play(made, [(70, 1.0, 1), (50, 4.0, 3)]), 3.25)
     np.testing.assert_allclose(play(made, [(50, 1.0, 1), (60, np.nan, 9), (70, 2.0, 1)]), 4.75)
     assert (made.steps, made.numbers) == (2, {70: 0, 50: 1, 60: 2})
+    np.testing.assert_allclose(play(made, [(50, 1.0, 1), (60, 2.0, np.inf), (70, 7.0, 0)]), 5.75)
     with pytest.raises(ValueError, match=r"^nodes = 4: must be at most 3"):
         made.message(80, 1)
     made.begin({"w": np.full(2, 9.0)})

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,30 +31,17 @@ def made_up(settings: Settings) -> Run:
     return run._replace(settings=as_dict(settings), counters=counters)
 
 
-def plan_groups(
-    settings: Sequence[Settings],
-    *,
-    memory_limit: int | None = None,
-    lanes: int | None = None,
-    probes: Any = None,
-    planning: Any = None,
-) -> list[SweepGroup]:
+def plan_groups(settings: Sequence[Settings], *, lanes: int | None = None, **options: Any) -> list[SweepGroup]:
     """One group per method, two runs per stack."""
     by_method: dict[str, list[int]] = {}
     for place, each in enumerate(settings):
         by_method.setdefault(str(each.method).partition(":")[0], []).append(place)
-    return [
-        SweepGroup(
-            tuple(members),
-            tuple(tuple(members[low : low + STACK]) for low in range(0, len(members), STACK)),
-            lanes or 1,
-            1,
-            2_500_000_000,
-            (UPDATES,) * len(members),
-            f"{method}, made up",
-        )
-        for method, members in by_method.items()
-    ]
+    groups = []
+    for method, members in by_method.items():
+        stacks = tuple(tuple(members[low : low + STACK]) for low in range(0, len(members), STACK))
+        updates = (UPDATES,) * len(members)
+        groups.append(SweepGroup(tuple(members), stacks, lanes or 1, 1, 2_500_000_000, updates, f"{method}, made up"))
+    return groups
 
 
 class Engine:
@@ -70,21 +58,18 @@ class Engine:
         settings: Sequence[Settings],
         group: SweepGroup,
         *,
-        on_finished: Callable[[int, Run], None],
-        progress: Any = None,
-        folder: Path | None = None,
+        on_finished: Any,
+        progress: Any,
+        folder: Any = None,
         **options: Any,
     ) -> None:
         self.folders.add(folder)
-        done = 0
-        for stack in group.stacks:
-            for place in stack:
-                if self.error is not None and len(self.trained) == self.fail_after:
-                    raise self.error
-                self.trained.append(settings[place])
-                done += UPDATES
-                progress(done, group.updates, time=1.0, staleness=0.5, accuracy=0.5)
-                on_finished(place, made_up(settings[place]))
+        for number, place in enumerate(itertools.chain(*group.stacks), start=1):
+            if self.error is not None and len(self.trained) == self.fail_after:
+                raise self.error
+            self.trained.append(settings[place])
+            progress(number * UPDATES, group.updates, time=1.0, staleness=0.5, accuracy=0.5)
+            on_finished(place, made_up(settings[place]))
 
 
 def use(monkeypatch: pytest.MonkeyPatch, *args: Any, **options: Any) -> Engine:

@@ -10,7 +10,7 @@ from unittest import mock
 import jax
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedjax_async import Settings, Stop, compare, resume, simulate, sweep
@@ -127,6 +127,7 @@ SCORES = st.lists(st.sampled_from([0.1, 0.2, 0.3, 0.5, 0.9, math.nan]), min_size
 
 @settings(max_examples=60)
 @given(SCORES, st.integers(1, 5), st.sampled_from([0.25, 0.5, 0.9]), st.booleans())
+@example([0.1] * 3 + [0.2] * 3 + [0.3] * 2 + [0.5] * 5, 4, 0.9, False)  # out of patience at the last row
 def test_the_rules_are_those_of_their_definition(values, patience, target, validated):
     """Each row is checked with the whole column up to it, also if the validation part decides."""
     watch = Watch(experiment(patience=patience, stop_at=target), keep_best=True)
