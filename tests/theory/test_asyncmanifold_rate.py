@@ -47,29 +47,18 @@ def test_eq_69_as_printed_by_hand():
     assert got.total == pytest.approx(sum(want))
 
 
-def test_theorem_1_as_printed_by_hand():
-    got = manifold_rate(SOME, printed=True)
+def test_theorem_1_as_printed_by_hand_and_the_powers_of_t():
+    """The first term falls as one over the root of T, not as printed."""
     noisy = 4 * 1.5**2 + 0.7
     want = [
         (3.0 - 1.1 * 0.5) / 1000, (1 - 1.1) * 0.6 * 10, noisy / 10,
         ((1 + 3.0**2 * 1.2**2) * noisy + 1.5**2) / 100, 1.7**4 * 0.2**2 / 100 + 1.7**6 * 0.2**2 / 100**2,
     ]  # fmt: skip
-    np.testing.assert_allclose(got, want, rtol=1e-12)
-
-
-def test_the_first_term_falls_as_one_over_root_t_not_as_printed():
-    """As the other terms do with their powers, printed or not."""
-
-    def slope(field, printed):
-        low, high = (
-            getattr(manifold_rate(SOME._replace(server_steps=steps), printed=printed), field) for steps in (1e4, 1e8)
-        )
-        return np.log(high / low) / np.log(1e4)
-
-    for field, as_printed, again in (
-        ("optimisation", -1.5, -0.5), ("step", -0.5, -0.5), ("drift", -1.0, -1.0), ("quality", 0.5, 0.5)
-    ):  # fmt: skip
-        assert (slope(field, True), slope(field, False)) == pytest.approx((as_printed, again)), field
+    np.testing.assert_allclose(manifold_rate(SOME, printed=True), want, rtol=1e-12)
+    ends = [SOME._replace(server_steps=steps) for steps in (1e4, 1e8)]
+    for printed, first in ((True, -1.5), (False, -0.5)):
+        low, high = (np.array(manifold_rate(end, printed=printed)[:4]) for end in ends)
+        np.testing.assert_allclose(np.log(high / low) / np.log(1e4), [first, 0.5, -0.5, -1.0], rtol=1e-6)
 
 
 losses = st.lists(st.floats(0.0, 10.0), min_size=2, max_size=8)
@@ -83,12 +72,9 @@ def test_the_sum_of_losses_is_bounded_as_in_eq_69(loss, quality):
     psi = quality_term(SOME._replace(quality=quality, lowest=min(after), highest=max(after)))
     assert summed <= loss[0] - least + steps * psi + 1e-9
     assert summed <= loss[0] - quality * least + (steps - 1) * psi + 1e-9
-
-
-def test_theorem_1_s_first_terms_are_too_small_for_a_good_curve():
-    quality, steps = 2.0, 5  # the loss is always 1, which is its minimum
-    psi = quality_term(SOME._replace(quality=quality, lowest=1.0, highest=1.0))
-    assert steps * (1.0 - quality) > 1.0 - quality * 1.0 + steps * psi
+    # Theorem 1's first terms are too small for a good curve, here for a loss that is always 1
+    psi = quality_term(SOME._replace(quality=2.0, lowest=1.0, highest=1.0))
+    assert steps * (1.0 - 2.0) > 1.0 - 2.0 * 1.0 + steps * psi
 
 
 def test_the_noise_of_clients_enters_the_proximal_term():
@@ -116,7 +102,8 @@ def test_the_drift_is_within_eq_63_in_spite_of_the_term_that_eq_61_drops(steps):
     growth, drift = 1 + 1 / (steps - 1) + 1 / steps, 0.0
     for _ in range(steps):
         drift = growth * drift + steps  # eq. 60 at the largest eta_l mu L_N = 1 / K; unit of eta_l^2 (4 G^2 + sigma^2)
-    assert drift <= 5 * steps**2
+    c = SOME._replace(smoothness=1e-9, curvature=0.0, lr=1.0, mu=1.0, proximal_smoothness=1 / steps, local_steps=steps)
+    assert drift * (4 * 1.5**2 + 0.7) / steps**2 <= manifold_bound(c).drift  # 2 / K of K / 2 of the drift
 
 
 points = st.lists(st.floats(-3.0, 3.0), min_size=2, max_size=2)
@@ -130,41 +117,13 @@ def test_assumption_6_on_the_whole_curve_allows_no_q_above_one(end, control, cen
     a, phi, e, c = (jnp.asarray(point, float) for point in ([0.0, 0.0], control, end, centre))
     along = np.asarray(quality(lambda x: floor + jnp.sum(jnp.square(x - c)), (a, phi, e), np.linspace(0, 1, 9)))
     np.testing.assert_allclose(along[[0, -1]], 1.0, rtol=1e-9)
-    assert along.min() <= 1 + 1e-9  # the largest Q that holds for every position
 
 
-@pytest.mark.float64
 def test_at_the_position_of_the_step_q_may_be_above_one():
-    """A curve round a hill: Q > 1 wherever a step can end, yet 1 at the ends of the curve."""
+    """A curve round a hill: Q > 1 wherever a step can end."""
     points = tuple(jnp.asarray(point) for point in ([-1.0, 0.0], [0.0, 3.0], [1.0, 0.0]))
-    along = np.asarray(quality(lambda x: 0.1 + jnp.exp(-2 * jnp.sum(jnp.square(x))), points, np.linspace(0, 1, 9)))
-    assert (along[1:-1] > 1.05).all() and along.max() > 3
-    np.testing.assert_allclose(along[[0, -1]], 1.0, rtol=1e-12)
-
-
-@pytest.mark.parametrize(("local_steps", "lr", "late"), [(1, 0.1, 0), (3, 0.05, 1), (5, 0.02, 3)])
-def test_an_asynchronous_run_on_quadratics_stays_below_the_bound(local_steps, lr, late):
-    """``L_i = |x - c_i|^2 / 2``; the clients take turns; each update is ``late`` steps old."""
-    centres, server_lr, steps = np.array([[1.0, 0.0], [-1.0, 2.0]]), 0.8, 60
-    models = [np.array([3.0, -2.0])]
-    for step in range(steps):
-        start = models[max(0, step - late)]
-        local = start.copy()
-        for _ in range(local_steps):
-            local -= lr * (local - centres[step % 2])
-        models.append(models[-1] - server_lr * (start - local))
-    mean, points = centres.mean(axis=0), np.array(models)
-    loss = np.mean([np.sum((points - c) ** 2, axis=1) / 2 for c in centres], axis=0)
-    gradient = max(np.linalg.norm(points - c, axis=1).max() for c in centres)
-    constants = ManifoldConstants(
-        first=loss[0], least=np.mean(np.sum((mean - centres) ** 2, axis=1)) / 2, lowest=loss[1:].min(),
-        highest=loss[1:].max(), server_steps=steps, local_steps=local_steps, lr=lr, server_lr=server_lr, smoothness=1.0,
-        gradient=gradient, variance=0.0, staleness=late,
-    )  # fmt: skip
-    squares = np.mean(np.sum((points[:-1] - mean) ** 2, axis=1))
-    bound = fedasync_bound(constants._replace(quality=0.5, divergence=9.0))
-    assert 0 < squares <= bound.total
-    assert bound.quality == 0 and bound == manifold_bound(constants)
+    along = quality(lambda x: 0.1 + jnp.exp(-2 * jnp.sum(jnp.square(x))), points, np.linspace(0, 1, 9)[1:-1])
+    assert along.min() > 1.05 and along.max() > 3
 
 
 # --- curved ambient manifolds -----------------------------------------------------------------------
@@ -173,26 +132,14 @@ def test_an_asynchronous_run_on_quadratics_stays_below_the_bound(local_steps, lr
 def on_sphere(x, v, radius):
     """The exponential map of the sphere around 0, whose second fundamental form has the norm 1 / radius."""
     size = np.linalg.norm(v)
-    return x if size == 0 else np.cos(size / radius) * x + radius * np.sin(size / radius) * v / size
+    if size == 0 or radius == np.inf:
+        return x + v
+    return np.cos(size / radius) * x + radius * np.sin(size / radius) * v / size
 
 
-def tangent(x):
-    """The projection on the tangent space of the sphere at x."""
-    return np.eye(len(x)) - np.outer(x, x) / (x @ x)
-
-
-@given(seed=st.integers(0, 2**31), radius=st.floats(0.3, 5.0), size=st.floats(1e-3, 10.0))
-def test_a_geodesic_and_the_tangent_spaces_turn_at_most_with_the_curvature(seed, radius, size):
-    """The two facts that replace eqs. 45 to 48: no order of the step is left out, and no derivative is bounded."""
-    chance = np.random.default_rng(seed)
-    x = chance.normal(size=3)
-    x *= radius / np.linalg.norm(x)
-    v = tangent(x) @ chance.normal(size=3)
-    v *= size / np.linalg.norm(v)
-    y = on_sphere(x, v, radius)
-    assert np.linalg.norm(y) == pytest.approx(radius)
-    assert np.linalg.norm(y - x - v) <= size**2 / radius / 2 + 1e-9
-    assert np.linalg.norm(tangent(x) - tangent(y), 2) <= size / radius + 1e-9
+def tangent(x, radius=1.0):
+    """The projection on the tangent space of the sphere at x; of no sphere if the radius is infinite."""
+    return np.eye(len(x)) - (np.outer(x, x) / (x @ x) if radius < np.inf else 0)
 
 
 def test_the_printed_theorem_fails_on_a_circle():
@@ -213,33 +160,38 @@ def test_the_printed_theorem_fails_on_a_circle():
     assert min(squares) >= 1 - 1e-9 > 100 * manifold_bound(small, printed=True).total
 
 
-@pytest.mark.parametrize(
-    ("local_steps", "lr", "late", "radius"), [(1, 0.05, 0, 1.0), (3, 0.02, 1, 0.5), (4, 0.01, 3, 2.0)]
-)
-def test_an_asynchronous_run_on_a_sphere_stays_below_the_bound(local_steps, lr, late, radius):
-    """``L_i = |x - c_i|^2 / 2`` on a sphere; the server steps along the geodesic of the projected displacement."""
+@pytest.mark.parametrize("radius", [1.0, 0.5, 2.0, np.inf])
+@pytest.mark.parametrize(("local_steps", "lr", "late"), [(1, 0.1, 0), (3, 0.05, 1), (5, 0.02, 3)])
+def test_an_asynchronous_run_stays_below_the_bound(local_steps, lr, late, radius):
+    """``L_i = |x - c_i|^2 / 2`` on a sphere or in space; updates are ``late`` steps old; the clients take turns.
+
+    The server steps along the geodesic of the projected displacement.
+    """
     centres, server_lr, steps = np.array([[1.0, 0.0, 0.5], [-0.5, 2.0, 0.0]]), 0.8, 80
-    models = [np.array([0.0, -radius, 0.0])]
+    sphere = radius < np.inf
+    models = [np.array([0.0, -radius if sphere else -2.0, 0.0])]
     for step in range(steps):
-        start = models[max(0, step - late)]
-        local = start
+        start = local = models[max(0, step - late)]
         for _ in range(local_steps):
-            local = on_sphere(local, -lr * tangent(local) @ (local - centres[step % 2]), radius)
+            local = on_sphere(local, -lr * tangent(local, radius) @ (local - centres[step % 2]), radius)
         now = models[-1]
-        models.append(on_sphere(now, server_lr * tangent(now) @ (local - start), radius))
+        models.append(on_sphere(now, server_lr * tangent(now, radius) @ (local - start), radius))
     mean, points = centres.mean(axis=0), np.array(models)
     loss = np.mean([np.sum((points - c) ** 2, axis=1) / 2 for c in centres], axis=0)
-    gradient = max(np.linalg.norm(c) for c in centres) + radius  # of every point of the sphere
-    least = np.mean([(radius**2 + c @ c) / 2 for c in centres]) - radius * np.linalg.norm(mean)
+    gradient = max(np.linalg.norm(points - c, axis=1).max() for c in centres)
+    best = mean * radius / np.linalg.norm(mean) if sphere else mean
+    if sphere:
+        gradient = max(np.linalg.norm(c) for c in centres) + radius  # of every point of the sphere
     constants = ManifoldConstants(
-        first=loss[0], least=least, lowest=loss[1:].min(), highest=loss[1:].max(), server_steps=steps,
-        local_steps=local_steps, lr=lr, server_lr=server_lr, smoothness=1.0, gradient=gradient, variance=0.0,
-        staleness=late, curvature=1 / radius, penalised_gradient=gradient,
+        first=loss[0], least=np.mean(np.sum((best - centres) ** 2, axis=1)) / 2, lowest=loss[1:].min(),
+        highest=loss[1:].max(), server_steps=steps, local_steps=local_steps, lr=lr, server_lr=server_lr, smoothness=1.0,
+        gradient=gradient, variance=0.0, staleness=late, curvature=1 / radius, penalised_gradient=gradient,
     )  # fmt: skip
-    squares = np.mean([np.sum((tangent(x) @ (x - mean)) ** 2) for x in points[:-1]])
-    assert loss.min() >= least - 1e-9 and 0 < squares <= manifold_bound(constants).total
-    flat = manifold_bound(constants._replace(curvature=0.0))
-    assert manifold_bound(constants).total > flat.total and flat.curvature == 0
+    bound, flat = manifold_bound(constants), fedasync_bound(constants._replace(quality=0.5, divergence=9.0))
+    squares = np.mean([np.sum((tangent(x, radius) @ (x - mean)) ** 2) for x in points[:-1]])
+    assert loss.min() >= constants.least - 1e-9 and 0 < squares <= bound.total
+    assert bound.quality == flat.quality == flat.curvature == 0
+    assert bound.total > flat.total if sphere else bound == flat
 
 
 def test_curvature_enters_by_the_smoothness_and_a_term_of_its_own():
@@ -274,9 +226,6 @@ def test_constants_out_of_range_are_named_number_by_number(change, message):
         if bound is manifold_bound or not {"lr", "quality"} & change.keys():  # which the others set
             with pytest.raises(ValueError, match=message):
                 bound(SOME._replace(**change))
-
-
-def test_a_rate_without_the_proximal_term_is_refused():
     with pytest.raises(ValueError, match="mu = 0"):
         manifold_rate(SOME._replace(mu=0.0))
 
@@ -305,15 +254,10 @@ def loss(params):
 
 def test_quality_and_divergence_are_those_of_numpy():
     curve = np.stack([2 * S * (1 - S) * 1.0 + S**2 * 2.0, 2 * S * (1 - S) * 3.0], axis=1)
-    want = (1 + (2 * S) ** 2) / (1 + np.sum(curve**2, axis=1))
-    np.testing.assert_allclose(quality(loss, (A, PHI, E), S), want, rtol=1e-5)
-    np.testing.assert_allclose(theory.divergence((A, PHI, E), S), np.linalg.norm(curve, axis=1) / (2 * S), rtol=1e-5)
-
-
-def test_a_control_point_at_the_midpoint_gives_one():
-    points = (A, line(A, E, 0.5), E)
-    np.testing.assert_allclose(quality(loss, points, S), 1.0, rtol=1e-6)
-    np.testing.assert_allclose(theory.divergence(points, S), 1.0, rtol=1e-6)
+    want = (1 + (2 * S) ** 2) / (1 + np.sum(curve**2, axis=1)), np.linalg.norm(curve, axis=1) / (2 * S)
+    for control, (of_loss, of_length) in ((PHI, want), (line(A, E, 0.5), (1.0, 1.0))):  # at the midpoint: the line
+        np.testing.assert_allclose(quality(loss, (A, control, E), S), of_loss, rtol=1e-5)
+        np.testing.assert_allclose(theory.divergence((A, control, E), S), of_length, rtol=1e-5)
 
 
 @pytest.mark.slow

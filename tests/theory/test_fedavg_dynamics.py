@@ -1,5 +1,7 @@
 """FedAvg's field, optimisers on it, orbits, and the surrogate loss as a line integral."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,27 +23,22 @@ def logistic_losses(orthogonal, clients=3):
     if orthogonal:
         features = np.linalg.qr(features)[0] * np.array([1.0, 2.0, 0.5, 1.5, 1.0])[:, None]
 
-    def client(rows):
-        def loss(x):
-            flat = jnp.concatenate([x["w"].reshape(-1), x["b"]])
-            return jnp.sum(jax.nn.softplus(-(jnp.asarray(rows) @ flat)))
+    def loss(rows, x):
+        flat = jnp.concatenate([x["w"].reshape(-1), x["b"]])
+        return jnp.sum(jax.nn.softplus(-(jnp.asarray(rows) @ flat)))
 
-        return loss
-
-    return [client(rows) for rows in features]
-
-
-def tree_of(values):
-    values = jnp.asarray(values)
-    return {"w": values[:4].reshape(2, 2), "b": values[4:]}
+    return [partial(loss, rows) for rows in features]
 
 
 def random_trees(count):
-    return [tree_of(each) for each in np.random.default_rng(1).standard_normal((count, 5))]
+    values = jnp.asarray(np.random.default_rng(1).standard_normal((count, 5)))
+    return [{"w": each[:4].reshape(2, 2), "b": each[4:]} for each in values]
 
 
 def test_the_server_field_is_the_mean_of_hand_written_local_training():
-    """Eq. 2, and one round of eq. 3 is the mean of the clients' models."""
+    """Eq. 2, and one round of eq. 3 is the mean of the clients' models; ``mean_displacement`` takes any map."""
+    field = mean_displacement([lambda x: 0.5 * x, lambda x: x + 1], k=2)
+    np.testing.assert_allclose(field(jnp.float64(4)), (3 - 2) / 2)
     losses = logistic_losses(orthogonal=False)
     (x,) = random_trees(1)
     models = []
@@ -52,13 +49,7 @@ def test_the_server_field_is_the_mean_of_hand_written_local_training():
         models.append(local)
     mean = jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *models)
     after = jax.tree.map(lambda w, v: w - v, x, jax.jit(server_field(losses, 0.3, 4))(x))
-    for leaf, expected in zip(jax.tree.leaves(after), jax.tree.leaves(mean), strict=True):
-        np.testing.assert_allclose(leaf, expected, rtol=1e-13)
-
-
-def test_mean_displacement_takes_any_map():
-    field = mean_displacement([lambda x: 0.5 * x, lambda x: x + 1], k=2)
-    np.testing.assert_allclose(field(jnp.float64(4)), (3 - 2) / 2)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-13), after, mean)
 
 
 # --- surrogate ----------------------------------------------------------------------------------
@@ -79,34 +70,24 @@ def test_the_gradient_of_the_surrogate_is_the_field():
     field = server_field(logistic_losses(orthogonal=True), 0.3, 3)
     x, x0 = random_trees(2)
     found = jax.jit(jax.grad(lambda x: surrogate_loss(field, x, x0).value))(x)
-    for leaf, expected in zip(jax.tree.leaves(found), jax.tree.leaves(field(x)), strict=True):
-        np.testing.assert_allclose(leaf, expected, atol=1e-8)
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-8), found, field(x))
 
 
-def test_the_surrogate_is_exact_for_polynomials():
-    """n nodes are enough for degree 2 n - 1, n - 1 nodes are not."""
+def test_the_surrogate_of_known_fields():
+    """n nodes are exact for degree 2 n - 1, n - 1 nodes are not; the error is curl times area."""
 
     def field(x):
         return jax.grad(lambda x: x[0] ** 3 * x[1] ** 3)(x)  # degree 5
 
     end, start = jnp.array([1.5, -0.5]), jnp.array([0.2, 1.0])
-    expected = 1.5**3 * (-0.5) ** 3 - 0.2**3
     three, two = (surrogate_loss(field, end, start, nodes=nodes) for nodes in (3, 2))
-    np.testing.assert_allclose(three.value, expected, rtol=1e-13)
+    np.testing.assert_allclose(three.value, 1.5**3 * (-0.5) ** 3 - 0.2**3, rtol=1e-13)
     assert three.error < 1e-14 and two.error > 1e-3
-
-
-def test_the_error_is_curl_times_area():
-    """x -> (-y, x) has curl 2 everywhere; the triangle over a base of length L has area L^2 / 4."""
-    found = surrogate_loss(lambda x: jnp.stack([-x[1], x[0]]), jnp.array([3.0, 4.0]), jnp.zeros(2))
-    np.testing.assert_allclose(found.error, 2 * 25 / 4, rtol=1e-12)
-    np.testing.assert_allclose(found.value, 0, atol=1e-14)
-
-
-def test_the_surrogate_in_one_dimension_and_over_no_distance():
+    # curl 2 everywhere; the triangle over a base of length L has area L^2 / 4
+    turned = surrogate_loss(lambda x: jnp.stack([-x[1], x[0]]), jnp.array([3.0, 4.0]), jnp.zeros(2))
+    np.testing.assert_allclose(turned, (0, 2 * 25 / 4), rtol=1e-12, atol=1e-14)
     one = surrogate_loss(jnp.cos, jnp.array([2.0]), jnp.array([0.5]))
-    np.testing.assert_allclose(one.value, np.sin(2) - np.sin(0.5), rtol=1e-13)
-    assert one.error < 1e-14
+    np.testing.assert_allclose(one, (np.sin(2) - np.sin(0.5), 0), rtol=1e-13, atol=1e-14)
     none = surrogate_loss(jnp.cos, jnp.ones(3), jnp.ones(3))
     assert none.value == none.error == 0
 
@@ -157,47 +138,33 @@ def test_an_orbit_finds_the_period_at_any_scale(dtype, scale):
 
 
 def orbit_of(field, x, server_steps, **options):
-    """An orbit, compiled as a whole."""
-    return jax.jit(lambda x: orbit(field, x, server_steps=server_steps, **options))(x)
+    """Points, period and start of an orbit, compiled as a whole."""
+    found = jax.jit(lambda x: orbit(field, x, server_steps=server_steps, **options))(x)
+    return found.points, (int(found.period), int(found.start))
 
 
-def test_an_orbit_that_is_reached_after_some_steps():
+def test_orbits_with_a_cycle_from_some_step_on_and_without_one():
     """7 6 5 4 3 2 1 0 2 1 0 2 ...: the cycle starts at step 5."""
-    found = orbit_of(lambda x: x - jnp.where(x > 0, x - 1, 2 * jnp.ones_like(x)), jnp.array([7.0]), 30)
-    np.testing.assert_array_equal(found.points[:9, 0], [7, 6, 5, 4, 3, 2, 1, 0, 2])
-    assert (int(found.period), int(found.start)) == (3, 5)
-
-
-def test_orbits_without_a_cycle_and_with_a_fixed_point():
-    drift = orbit_of(jnp.ones_like, jnp.zeros(2), 15)
-    assert (int(drift.period), int(drift.start)) == (0, 0)
-    halved = orbit_of(lambda x: {"x": 0.5 * x["x"]}, {"x": jnp.ones(2)}, 60, tol=1e-6)
-    assert int(halved.period) == 1
-    np.testing.assert_allclose(halved.points["x"][:3, 0], [1, 0.5, 0.25])
+    points, cycle = orbit_of(lambda x: x - jnp.where(x > 0, x - 1, 2 * jnp.ones_like(x)), jnp.array([7.0]), 30)
+    np.testing.assert_array_equal(points[:9, 0], [7, 6, 5, 4, 3, 2, 1, 0, 2])
+    assert cycle == (3, 5)
+    assert orbit_of(jnp.ones_like, jnp.zeros(2), 15)[1] == (0, 0)
+    assert orbit_of(lambda x: -jnp.square(x), jnp.array([3.0]), 30)[1][0] == 0, "it overflows"
+    points, cycle = orbit_of(lambda x: {"x": 0.5 * x["x"]}, {"x": jnp.ones(2)}, 60, tol=1e-6)
+    np.testing.assert_allclose(points["x"][:3, 0], [1, 0.5, 0.25])
     gap = 2.0 ** -np.arange(61) * np.sqrt(2)  # from x_t to x_{t+1}: half of x_t
-    assert int(halved.start) == np.argmax(gap / 2 <= 1e-6)
-    lost = orbit_of(lambda x: -jnp.square(x), jnp.array([3.0]), 30)  # overflows
-    assert int(lost.period) == 0
-
-
-def test_a_cycle_must_be_seen_twice():
-    turn = jnp.array([[0.0, -1.0], [1.0, 0.0]])  # period 4
-    periods = [int(orbit_of(lambda x: x - turn @ x, jnp.array([1.0, 0.0]), steps).period) for steps in (6, 7)]
-    assert periods == [0, 4]
+    assert cycle == (1, np.argmax(gap / 2 <= 1e-6))
+    turn = jnp.array([[0.0, -1.0], [1.0, 0.0]])  # period 4, to be seen twice
+    cycles = [orbit_of(lambda x: x - turn @ x, jnp.array([1.0, 0.0]), steps)[1][0] for steps in (6, 7)]
+    assert cycles == [0, 4]
 
 
 X = {"w": jnp.ones(2), "b": jnp.ones(())}
 
 
 test_bad_input = refusals(
-    (
-        lambda: surrogate_loss(lambda x: x, X, X | {"w": jnp.ones(3)}),
-        r"^x0 = .*: must be of the form of x, ",
-    ),
-    (
-        lambda: orbit(lambda x: (x["w"], x["b"]), X),
-        r"^result of the field = .*: must be of the form of its argument, ",
-    ),
+    (lambda: surrogate_loss(lambda x: x, X, X | {"w": jnp.ones(3)}), r"^x0 = .*: must be of the form of x, "),
+    (lambda: orbit(lambda x: (x["w"], x["b"]), X), r"^result of the field = .*: must be of the form of its argument, "),
     (lambda: surrogate_loss(lambda x: x["w"], X, X), r"^result of the field = "),
     (lambda: server_field([], 0.1, 1), "number of clients = 0"),
     (lambda: server_field([jnp.sum], 0.1, 0), "k = 0"),

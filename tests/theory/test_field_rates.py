@@ -10,7 +10,6 @@ import pytest
 
 from fedjax_async.theory.closed_forms import (
     glm_displacement,
-    glm_iterate,
     glm_loss,
     quadratic_displacement,
     quadratic_fixed_point,
@@ -51,25 +50,20 @@ def losses_of(curvature, optima):
     return [lambda x, a=a, b=b: (x - b) @ a @ (x - b) / 2 for a, b in zip(curvature, optima)]
 
 
+@partial(jax.jit, static_argnames="k")
+def path_on_quadratics(curvature, optima, start, lr, momentum, k):
+    """The iterates of FedAvg with server momentum on the quadratics themselves; a program for each k."""
+    field = server_field(losses_of(curvature, optima), fedavg_client_lr(ALPHA, BETA), k)
+    return server_iterates(field, start, optax.sgd(lr, momentum), ROUNDS)
+
+
 def path(field, start, optimizer=None, rounds=ROUNDS):
     """The server's iterates, compiled."""
     return jax.jit(lambda x: server_iterates(field, x, optimizer or optax.sgd(1.0), rounds))(start)
 
 
-def distances(field, start, fixed, optimizer=None, rounds=ROUNDS):
-    return np.linalg.norm(np.asarray(path(field, start, optimizer, rounds)) - np.asarray(fixed), axis=1)
-
-
-def distances_on_quadratics(curvature, optima, k, start, fixed, lr=1.0, momentum=0.0):
-    """As :func:`distances`, of FedAvg with server momentum on the quadratics themselves; a program for each k."""
-    points = path_on_quadratics(curvature, optima, start, lr, momentum, k)
+def distances(points, fixed):
     return np.linalg.norm(np.asarray(points) - np.asarray(fixed), axis=1)
-
-
-@partial(jax.jit, static_argnames="k")
-def path_on_quadratics(curvature, optima, start, lr, momentum, k):
-    field = server_field(losses_of(curvature, optima), fedavg_client_lr(ALPHA, BETA), k)
-    return server_iterates(field, start, optax.sgd(lr, momentum), ROUNDS)
 
 
 def hessian_range(potential, points):
@@ -81,30 +75,13 @@ def hessian_range(potential, points):
 # --- Proposition 5, Lemmas 9 and 10 -------------------------------------------------------------
 
 
-def test_proposition_5_on_generalised_linear_models():
-    """Convex (softplus plus a square, slopes in [low, high]) and not (cosine)."""
-    j = 4
-    basis = jnp.asarray(np.linalg.qr(np.random.default_rng(j).standard_normal((3, 3)))[0])
-    points = jnp.asarray(np.random.default_rng(j).uniform(-4, 4, (300, 3)))
-    convex = iterate_spectrum(0.4, 0.65, j)
-    low, high = hessian_range(glm_iterate(lambda t: jax.nn.softplus(t) + 0.2 * t**2, basis, j).potential, points)
-    assert convex.low - 1e-8 <= low <= high <= convex.high + 1e-8
-    other = iterate_spectrum(-1.0, 1.0, j)
-    low, high = hessian_range(glm_iterate(jnp.cos, basis, j).potential, points)
-    assert other.low - 1e-8 <= low < 0 < high <= other.high + 1e-8
-
-
-def test_proposition_5_is_met_by_quadratics():
+def test_proposition_5_is_met_by_quadratics_with_the_exponent_j():
+    """Erratum: for f = x^2 / 4, j = 1, k = 3 the slope of grad f is above the printed beta^k."""
     for j in (1, 2, 3):
         assert iterate_spectrum(0.5, 2.0, j) == (0.5**j, 2.0**j)
         assert iterate_spectrum(-3.0, 2.0, j) == (-(3.0**j), 3.0**j)
-
-
-def test_erratum_proposition_5_has_the_exponent_j():
-    """f = x^2 / 4, j = 1, k = 3: the slope of grad f is above the printed beta^k."""
     slope = float(jax.jit(jax.hessian(lambda x: x**2 / 4))(1.0))
-    assert slope > iterate_spectrum(0.5, 0.5, 3).high
-    assert slope == iterate_spectrum(0.5, 0.5, 1).high
+    assert slope == iterate_spectrum(0.5, 0.5, 1).high > iterate_spectrum(0.5, 0.5, 3).high
 
 
 def test_lemma_9_critical_points_stay():
@@ -125,10 +102,9 @@ LEMMA_10 = {
 
 
 @pytest.mark.parametrize("name", LEMMA_10)
-@pytest.mark.parametrize("k", [1, 6])
-def test_lemma_10(name, k):
+def test_lemma_10(name):
     """The Hessian of h_k stays within the bounds, at learning rates up to the largest."""
-    sigma, alpha, beta = LEMMA_10[name]
+    k, (sigma, alpha, beta) = 6, LEMMA_10[name]
     points = jnp.asarray(np.random.default_rng(k).uniform(-6, 6, (400, 2)))
     largest = 2 / (beta + max(alpha, 0))
 
@@ -142,18 +118,12 @@ def test_lemma_10(name, k):
         assert bound.low - 1e-12 <= values.min() <= values.max() <= bound.high + 1e-12
 
 
-@pytest.mark.parametrize("k", [1, 3])
-def test_lemma_10_is_met_by_quadratics(k):
-    """Item 1 at gamma = 2 / (alpha + beta) with odd k."""
-    form = quadratic_displacement(jnp.diag(jnp.array([ALPHA, BETA])), jnp.zeros(2), fedavg_client_lr(ALPHA, BETA), k)
-    np.testing.assert_allclose(
-        hessian_range(form.potential, jnp.zeros((1, 2))),
-        surrogate_constants(ALPHA, BETA, fedavg_client_lr(ALPHA, BETA), k),
-    )
-
-
-def test_lemma_10_needs_its_learning_rate():
-    """Above 2 / beta a convex f has an h_k that is not convex."""
+def test_lemma_10_is_met_by_quadratics_and_needs_its_learning_rate():
+    """Item 1 at gamma = 2 / (alpha + beta) with odd k; above 2 / beta a convex f has an h_k that is not convex."""
+    diagonal, gamma = jnp.diag(jnp.array([ALPHA, BETA])), fedavg_client_lr(ALPHA, BETA)
+    for k in (1, 3):
+        found = hessian_range(quadratic_displacement(diagonal, jnp.zeros(2), gamma, k).potential, jnp.zeros((1, 2)))
+        np.testing.assert_allclose(found, surrogate_constants(ALPHA, BETA, gamma, k))
     form = quadratic_displacement(jnp.eye(1), jnp.zeros(1), 2.1, 2)
     assert hessian_range(form.potential, jnp.zeros((1, 1)))[0] < 0
     with pytest.raises(ValueError, match=r"gamma = 2\.1"):
@@ -169,9 +139,11 @@ def test_random_quadratics_are_within_the_bound(seed, k, momentum):
     """For FedAvg and FedAvgM on the losses themselves."""
     curvature, optima = quadratics(seed)
     fixed = quadratic_fixed_point(curvature, optima, fedavg_client_lr(ALPHA, BETA), k)
-    ball = heavy_ball(k)[0]
-    steps, bound = ((ball.lr, ball.momentum), fedavgm_distance_bound) if momentum else ((), fedavg_distance_bound)
-    found = distances_on_quadratics(curvature, optima, k, jnp.zeros(5), fixed, *steps)
+    ball = fedavgm_parameters(ALPHA, BETA, k)
+    steps, bound = (1.0, 0.0), fedavg_distance_bound
+    if momentum:
+        steps, bound = (ball.lr, ball.momentum), fedavgm_distance_bound
+    found = distances(path_on_quadratics(curvature, optima, jnp.zeros(5), *steps, k=k), fixed)
     most = bound(ALPHA, BETA, k, TIMES, found[0])
     assert np.all(found <= most * (1 + 1e-9) + 1e-13) and found[1] > 0.01 * most[1]
 
@@ -181,53 +153,13 @@ def test_theorem_12_is_met_with_equality(k, end):
     """Equal curvatures, start on the eigenvector of alpha (end 0) or beta (end 1)."""
     curvature, optima = quadratics(7)
     curvature = jnp.broadcast_to(curvature[:1], curvature.shape)
-    gamma = fedavg_client_lr(ALPHA, BETA)
-    fixed = quadratic_fixed_point(curvature, optima, gamma, k)
-    vector = jnp.linalg.eigh(curvature[0])[1][:, -1 if end else 0]
-    found = distances_on_quadratics(curvature, optima, k, fixed + vector, fixed)
+    fixed = quadratic_fixed_point(curvature, optima, fedavg_client_lr(ALPHA, BETA), k)
+    vector = jnp.linalg.eigh(curvature[0])[1][:, -end]
+    found = distances(path_on_quadratics(curvature, optima, fixed + vector, 1.0, 0.0, k=k), fixed)
     np.testing.assert_allclose(found, fedavg_distance_bound(ALPHA, BETA, k, TIMES, 1.0), rtol=1e-6, atol=1e-13)
 
 
-def test_theorem_12_on_losses_that_are_not_quadratic():
-    """Strongly convex generalised linear models with orthogonal features, another model for each client."""
-    rng = np.random.default_rng(3)
-    bases = [jnp.asarray(np.linalg.qr(rng.standard_normal((3, 3)))[0]) for _ in range(3)]
-    losses = [glm_loss(lambda t, c=c: 4 * jax.nn.softplus(t - c) + 0.1 * t**2, b) for c, b in enumerate(bases)]
-    alpha, beta = 0.2, 1.2
-    for k in (1, 4):
-        field = server_field(losses, fedavg_client_lr(alpha, beta), k)
-        fixed = path(field, jnp.zeros(3), rounds=400)[-1]
-        start = jnp.asarray(rng.standard_normal(3) * 3)
-        found = distances(field, start, fixed)
-        assert np.all(found <= fedavg_distance_bound(alpha, beta, k, TIMES, found[0]) + 1e-12)
-
-
 # --- Theorem 13 ---------------------------------------------------------------------------------
-
-
-def test_theorem_13():
-    """Clients that are convex but not strongly convex: ln cosh along three directions of their own."""
-    k, rng = 3, np.random.default_rng(3)
-    bases = [jnp.asarray(np.linalg.qr(rng.standard_normal((3, 3)))[0]) for _ in range(3)]
-    shifts = [jnp.asarray(rng.standard_normal(3)) for _ in bases]
-
-    def sigma(shift):
-        return lambda t: jnp.logaddexp(t - shift, shift - t)  # sigma'' in (0, 1]
-
-    losses = [glm_loss(sigma(s), b) for s, b in zip(shifts, bases)]
-    forms = [glm_displacement(sigma(s), b, 1.0, k, nodes=128) for s, b in zip(shifts, bases)]
-    field = server_field(losses, 1.0, k)
-
-    def surrogate(x):
-        return sum(form.potential(x) for form in forms) / len(forms)
-
-    fixed = path(field, jnp.zeros(3), rounds=3000)[-1]
-    np.testing.assert_allclose(jax.jit(field)(fixed), 0, atol=1e-10)
-    start = 6 * jnp.ones(3)
-    heights = jax.jit(jax.vmap(surrogate))(jnp.concatenate([path(field, start), fixed[None]]))
-    gaps = np.asarray(heights[:-1] - heights[-1])[1:]
-    bound = fedavg_gap_bound(TIMES[1:], np.linalg.norm(start - fixed))
-    assert np.all(gaps >= -1e-9) and np.all(gaps <= bound)
 
 
 @pytest.mark.parametrize("k", [1, 3])
@@ -266,19 +198,13 @@ def test_theorem_13_on_quadratics_is_attained_at_one_eigenvalue(k):
 
 def test_erratum_theorem_13_needs_a_minimiser_of_the_mean():
     """(sqrt(x^2 + y^2) - y)^2 / 2 and (x - 1)^2 / 2: each has minimisers, the mean has none."""
-
-    def flat(p):
-        return (jnp.linalg.norm(p) - p[1]) ** 2 / 2
-
-    def square(p):
-        return (p[0] - 1) ** 2 / 2
-
+    flat, square = lambda p: (jnp.linalg.norm(p) - p[1]) ** 2 / 2, lambda p: (p[0] - 1) ** 2 / 2
     points = jnp.asarray(np.random.default_rng(0).uniform(-5, 5, (1000, 2)))
     values = np.linalg.eigvalsh(jax.jit(jax.vmap(jax.hessian(flat)))(points))
     assert values.min() > -1e-12 and values.max() < 5  # convex, Lipschitz gradient
     assert flat(jnp.array([0.0, 2.0])) == square(jnp.array([1.0, 7.0])) == 0
     field = server_field([flat, square], 0.2, 1)
-    iterates = np.asarray(jax.jit(lambda x: server_iterates(field, x, optax.sgd(1.0), 30_000))(jnp.ones(2)))
+    iterates = np.asarray(path(field, jnp.ones(2), rounds=30_000))
     assert np.all(np.diff(iterates[::1000, 1]) > 0.01) and iterates[-1, 1] > 5  # y grows without end
     heights = [float(flat(p) + square(p)) for p in jnp.array([[1.0, 1.0], [1.0, 10.0], [1.0, 1e3], [1.0, 1e5]])]
     assert heights == sorted(heights, reverse=True) and 0 < heights[-1] < 1e-10
@@ -287,30 +213,22 @@ def test_erratum_theorem_13_needs_a_minimiser_of_the_mean():
 # --- Theorem 14 ---------------------------------------------------------------------------------
 
 
-def heavy_ball(k):
-    found = fedavgm_parameters(ALPHA, BETA, k)
-    return found, optax.sgd(found.lr, found.momentum)
-
-
 @pytest.mark.parametrize("k", [1, 3])
-def test_the_parameters_of_theorem_14(k):
-    """As appendix B.1 prints them; q from kappa."""
+def test_theorem_14_at_the_ends_of_the_spectrum(k):
+    """The parameters of appendix B.1, and at which ends eq. 14 fails.
+
+    Erratum V3 and its other half: (1 + (1 - q) t) q^t for the smallest, (1 + (1 + q) t) q^t for the largest.
+    """
     power = ((BETA - ALPHA) / (BETA + ALPHA)) ** k
     kappa = (1 + power) / (1 - power)
     found = fedavgm_parameters(ALPHA, BETA, k)
-    np.testing.assert_allclose(found.rate, (np.sqrt(kappa) - 1) / (np.sqrt(kappa) + 1))
+    q, optimizer = found.rate, optax.sgd(found.lr, found.momentum)
+    np.testing.assert_allclose(q, (np.sqrt(kappa) - 1) / (np.sqrt(kappa) + 1))
     ends = [abs(1 - np.sqrt(found.lr * (1 - power))), abs(1 - np.sqrt(found.lr * (1 + power)))]
     np.testing.assert_allclose(found.momentum, max(ends) ** 2)
-    assert found.rate < power  # faster than eq. 11
-
-
-@pytest.mark.parametrize("k", [1, 3])
-def test_theorem_14_at_the_ends_of_the_spectrum(k):
-    """Erratum V3 and its other half: (1 + (1 - q) t) q^t for the smallest, (1 + (1 + q) t) q^t for the largest."""
+    assert q < power  # faster than eq. 11
     form = quadratic_displacement(jnp.diag(jnp.array([ALPHA, BETA])), jnp.zeros(2), fedavg_client_lr(ALPHA, BETA), k)
-    found, optimizer = heavy_ball(k)
-    q = found.rate
-    low, high = (distances(form.field, jnp.eye(2)[i], jnp.zeros(2), optimizer) for i in (0, 1))
+    low, high = (distances(path(form.field, jnp.eye(2)[i], optimizer), jnp.zeros(2)) for i in (0, 1))
     np.testing.assert_allclose(low, (1 + (1 - q) * TIMES) * q**TIMES, rtol=1e-6)
     np.testing.assert_allclose(high, (1 + (1 + q) * TIMES) * q**TIMES, rtol=1e-6)
     np.testing.assert_allclose(high, fedavgm_distance_bound(ALPHA, BETA, k, TIMES, 1.0), rtol=1e-6)

@@ -7,7 +7,6 @@ import pytest
 
 from fedjax_async.theory import (
     EXAMPLES,
-    affine_iterate,
     curl,
     displacement,
     drifting_loss,
@@ -36,7 +35,10 @@ def integral(slopes, x=LINE):
     return np.concatenate([[0], np.cumsum((slopes[1:] + slopes[:-1]) / 2 * np.diff(x))])
 
 
-# --- Corollary 8 --------------------------------------------------------------------------------
+def minima(slopes):
+    """Where the slope rises through 0 on the line."""
+    return np.flatnonzero((slopes[1:] > 0) & (slopes[:-1] <= 0))
+
 
 CONVEX = {
     # sigma of a model with orthogonal features, smallest and largest second derivative
@@ -60,33 +62,15 @@ def test_corollary_8_iterated_gradients_of_convex_losses_are_gradients_of_convex
         assert values.min() > 0 or name == "convex"
 
 
-def test_corollary_8_needs_conservatism_of_all_orders():
-    """``e^x + e^(x + y)`` is convex, but its gradient taken twice is no gradient."""
+def test_corollary_8_needs_conservatism_of_all_orders_and_one_field():
+    """``e^x + e^(x + y)`` is convex, but its gradient taken twice is no gradient; so are those of two quadratics."""
     example, x = EXAMPLES["exponential_sum"], jnp.array([0.3, 0.5])
-    assert curl(example.field, x) < 1e-12
-    assert curl(iterate(example.field, 2), x) > 1e-3
-
-
-def test_corollary_8_is_about_one_field_with_itself():
-    """The gradients of two convex quadratics, one after the other, are no gradient; each after itself is one."""
+    assert curl(example.field, x) < 1e-12 and curl(iterate(example.field, 2), x) > 1e-3
     first, second = np.array([[2.0, 1.0], [1.0, 1.0]]), np.diag([1.0, 3.0])
-    for matrix in (first, second):
-        form = affine_iterate(jnp.asarray(matrix), jnp.zeros(2), 3)
-        np.testing.assert_allclose(jax.jacfwd(form.field)(jnp.ones(2)), np.linalg.matrix_power(matrix, 3), rtol=1e-12)
-        assert np.linalg.eigvalsh(jax.hessian(form.potential)(jnp.ones(2))).min() > 0
     assert not np.allclose(first @ second, (first @ second).T)
 
 
-# --- Lemma 9, its converse -----------------------------------------------------------------------
-
-
-def test_no_critical_points_are_added_below_two_over_beta():
-    """``cos 2x`` (beta = 4): ``grad h_3`` has the zeros of ``grad f``; at the limit all points are critical."""
-    zeros = {}
-    for gamma in (0.1, 0.49):
-        slopes = slopes_of(lambda x: -2 * np.sin(2 * x), gamma, 3, np.linspace(-8, 8, 4002))
-        zeros[gamma] = np.sum(np.sign(slopes[1:]) != np.sign(slopes[:-1]))
-    assert zeros == {0.1: 11, 0.49: 11}, "the multiples of pi / 2 in (-8, 8)"
+def test_lemma_9_at_two_over_beta_all_points_are_critical():
     np.testing.assert_allclose(displacement(gradient_map(lambda x: jnp.sum(x**2) / 2, 2.0), 2)(jnp.asarray(LINE)), 0)
 
 
@@ -139,11 +123,6 @@ def test_the_polyak_lojasiewicz_condition_does_not_lift_to_the_mean_of_clients(k
     places = minima((own + other) / 2)
     heights = integral((own + other) / 2)[places]
     assert len(places) == 2 and abs(heights[1] - heights[0]) > 0.02
-
-
-def minima(slopes):
-    """Where the slope rises through 0 on the line."""
-    return np.flatnonzero((slopes[1:] > 0) & (slopes[:-1] <= 0))
 
 
 test_bad_input = refusals(

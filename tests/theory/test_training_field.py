@@ -32,6 +32,11 @@ def relative(matrix):
     return np.linalg.norm(matrix - matrix.T) / np.linalg.norm(matrix + matrix.T)
 
 
+def mean_curl(field, x, pairs, key):
+    """The curl of a single client's field."""
+    return estimate_mean_curl(key, lambda _, x: field(x), jnp.ones(1), x, pairs=pairs).mean
+
+
 def part(who, client):
     return ClientData(*map(jnp.asarray, (who.x, who.y, who.order, who.offset[client], who.size[client])))
 
@@ -70,39 +75,25 @@ def test_it_equals_the_dense_jacobians_of_the_engines_jobs(changes, steps, numbe
     assert found.mean.value > 1e-3 and not np.any(found.parts.standard_error)
 
 
-def regression(seed, rows=12, dim=4):
-    """A linear model with squared loss, and one client."""
-    rng = np.random.default_rng(seed)
-    x, y = rng.standard_normal((rows, dim)), rng.standard_normal(rows)
-    model = Model(lambda key: jnp.zeros(dim), lambda w, x, key=None: x @ w, lambda out, y: (out - y) ** 2 / 2)
-    return model, ClientData(*map(jnp.asarray, (x, y, np.arange(rows, dtype=np.int32), np.int32(0), np.int32(rows))))
-
-
-def curl_of(client, own, steps, point, key):
-    field = local_displacement(client, key, Message(point), own, steps)
-    dim = ravel_pytree(point)[0].size
-    curl = jax.jit(lambda x: estimate_mean_curl(jax.random.key(0), lambda _, x: field(x), jnp.ones(1), x, pairs=dim))
-    return curl(point).mean.value
-
-
-drawn = jax.jit(batch, static_argnums=3)
-
-
 @pytest.mark.parametrize("batch_size", [5, 12])
 def test_minibatches_of_a_quadratic_loss_as_numpy_multiplies_them(batch_size):
     """``I - V`` has the Jacobian ``I - prod_k (I - gamma H_k)``, H_k the Hessian of the k-th minibatch.
 
     Whole shards are conservative: their Hessians are equal.
     """
-    model, own = regression(0)
-    gamma, key, dim, steps = 0.1, jax.random.key(3), 4, 5
+    gamma, key, dim, steps, rows = 0.1, jax.random.key(3), 4, 5, 12
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((rows, dim)), rng.standard_normal(rows)
+    model = Model(lambda key: jnp.zeros(dim), lambda w, x, key=None: x @ w, lambda out, y: (out - y) ** 2 / 2)
+    own = ClientData(*map(jnp.asarray, (x, y, np.arange(rows, dtype=np.int32), np.int32(0), np.int32(rows))))
     product = np.eye(dim)
     for k in range(steps):
-        position, mask = drawn(seed_of(key), jnp.int32(k), own.size, batch_size)
-        rows = np.asarray(own.x)[np.asarray(position)[np.asarray(mask)]]
-        product = (np.eye(dim) - gamma * rows.T @ rows / len(rows)) @ product
+        position, mask = jax.jit(batch, static_argnums=3)(seed_of(key), jnp.int32(k), own.size, batch_size)
+        chosen = x[np.asarray(position)[np.asarray(mask)]]
+        product = (np.eye(dim) - gamma * chosen.T @ chosen / len(chosen)) @ product
     client = local_training(model, optimizer=optax.sgd(gamma), batch_size=batch_size)
-    found = curl_of(client, own, steps, jnp.ones(dim), key)
+    field = local_displacement(client, key, Message(jnp.ones(dim)), own, steps)
+    found = jax.jit(lambda x: mean_curl(field, x, dim, jax.random.key(0)))(jnp.ones(dim)).value
     np.testing.assert_allclose(found, relative(np.eye(dim) - product), atol=1e-12)
     assert found < 1e-12 if batch_size == 12 else found > 1e-3
 
@@ -114,7 +105,7 @@ def test_it_grows_linearly_in_the_learning_rate_with_the_square_for_whole_shards
     def at(gamma):
         client = local_training(MODEL, optimizer=optax.sgd(gamma), batch_size=batch_size)
         field = local_displacement(client, jax.random.key(3), Message(params), own, 4)
-        return estimate_mean_curl(jax.random.key(0), lambda _, x: field(x), jnp.ones(1), params, pairs=DIM).mean.value
+        return mean_curl(field, params, DIM, jax.random.key(0)).value
 
     values = jax.jit(jax.vmap(at))(jnp.array([0.002, 0.001, 0.0005]))
     np.testing.assert_allclose(values[:-1] / values[1:], 2**order, rtol=0.03)
@@ -122,7 +113,8 @@ def test_it_grows_linearly_in_the_learning_rate_with_the_square_for_whole_shards
 
 def test_the_probe_measures_the_field_of_the_run_at_the_servers_model():
     """At the last arrival, which is not applied yet, it is the model of a shorter run."""
-    given, setting = {"data": data(), "model": MODEL}, SETTING | {"epochs": 1.0, "engine": "reference"}
+    setting = SETTING | {"epochs": 1.0, "engine": "reference"}
+    given = {"data": data(), "model": MODEL}
     experiment = prepare(Settings(**setting), **given)
     probe = curl_probe(experiment, pairs=DIM)
     run = simulate(**given, **setting, probes={"curl": probe})
@@ -132,10 +124,8 @@ def test_the_probe_measures_the_field_of_the_run_at_the_servers_model():
     np.testing.assert_allclose(seen["server"][-1], expected.mean.value, rtol=1e-6)
     np.testing.assert_allclose(seen["clients"][-1], expected.parts.value.mean(), rtol=1e-6)
     assert seen["server"][0] != seen["server"][-1] and not seen["server_error"].any()
-
-
-def test_the_probe_draws_new_directions_for_clients_that_arrive_at_the_same_time():
-    given, setting = {"data": data(), "model": MODEL}, SETTING | {"server_steps": 1, "steps": 2, "delay": "constant"}
+    # new directions for clients that arrive at the same time
+    setting = SETTING | {"server_steps": 1, "steps": 2, "delay": "constant"}
     probe = curl_probe(prepare(Settings(**setting), **given), clients=[2], pairs=2)
     seen = simulate(**given, **setting, probes={"curl": probe}).probes["curl"]
     assert len(set(seen["time"])) == 1 and len(set(seen["server"])) == len(SIZES)
@@ -156,7 +146,7 @@ def shapes(name):
         own = ClientData(x, y, jnp.arange(8, dtype=jnp.int32), jnp.int32(0), jnp.int32(8))
         field = local_displacement(client, key, Message(params), own, 2)
         point = params if model.train is None else {"params": params["params"]}
-        return estimate_mean_curl(key, lambda _, x: field(x), jnp.ones(1, jnp.float32), point, pairs=2).mean
+        return mean_curl(field, point, 2, key)
 
     with jax.enable_x64(False):
         params = jax.eval_shape(model.init, jax.random.key(0))
@@ -164,11 +154,8 @@ def shapes(name):
         return jax.eval_shape(measured, jax.random.key(0), params, x, labels)
 
 
-@pytest.mark.slow_cases("char_transformer", "lenet5")
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[pytest.mark.slow] if n in BIG else []) for n in MODELS if n not in NEED_WEIGHTS],
-)
+@pytest.mark.slow_cases(*BIG, "char_transformer", "lenet5")
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in NEED_WEIGHTS])
 def test_every_model_can_be_differentiated_in_both_directions(name):
     assert shapes(name).value.shape == ()
 
@@ -189,11 +176,8 @@ OUT_OF_RANGE = [
     ({"weighting": "size"}, "weighting = 'size'"),
     ({"pairs": 1}, "pairs = 1"),
 ]
+FUNCTIONS = (curl_probe, partial(training_curl, jax.random.key(0)))
 test_bad_input = refusals(
-    *(
-        (function, *case)
-        for function in (curl_probe, partial(training_curl, jax.random.key(0)))
-        for case in OUT_OF_RANGE
-    ),
+    *((function, *case) for function in FUNCTIONS for case in OUT_OF_RANGE),
     by=lambda function, options: function(prepare(Settings(**SETTING, steps=1), data=data(), model=MODEL), **options),
 )
