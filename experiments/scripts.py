@@ -10,6 +10,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
@@ -40,20 +41,23 @@ class Ended(NamedTuple):
 @contextlib.contextmanager
 def _as_started(script: Path, options: Sequence[str]) -> Iterator[None]:
     """``sys.argv`` and ``sys.path`` as for ``python SCRIPT OPTIONS``; afterwards no module of an experiment is left."""
-    arguments, path, before = sys.argv, sys.path[:], dict(sys.modules)
-    own = {
-        each.stem for folder in (script.parent, HERE / "common", HERE / "benchmarks") for each in folder.glob("*.py")
-    }
-    for name in own & {*before}:
+    arguments, path, before = sys.argv, sys.path[:], _own_modules()
+    for name in before:
         del sys.modules[name]
     sys.argv, sys.path = [str(script), *options], [str(script.parent), *path]
     try:
         yield
     finally:
         sys.argv, sys.path[:] = arguments, path
-        for name in own & {*sys.modules}:
+        for name in _own_modules():
             del sys.modules[name]
-        sys.modules.update({name: before[name] for name in own & {*before}})
+        sys.modules.update(before)
+
+
+def _own_modules() -> dict[str, ModuleType]:
+    """The imported modules that lie in a folder of the experiments."""
+    found = {name: getattr(module, "__dict__", {}).get("__file__") for name, module in sys.modules.items()}
+    return {name: sys.modules[name] for name, file in found.items() if file and Path(file).parent.parent == HERE}
 
 
 def call(script: Path, options: str | Sequence[str]) -> Ended:

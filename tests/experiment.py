@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from fedjax_async.base import registry
 
 EXPERIMENTS = Path(__file__).resolve().parent.parent / "experiments"
 
@@ -22,3 +27,18 @@ def module(paper: str, name: str) -> ModuleType:
     for other in {"variants", "common", "known_runs"} & (set(sys.modules) - before):
         del sys.modules[other]
     return loaded
+
+
+COMPARED = {path.stem for paper in ("comparison", "lessons") for path in (EXPERIMENTS / paper).glob("*.py")}
+
+
+def comparing(paper: str, *names: str) -> Iterator[SimpleNamespace]:
+    """For a fixture: scripts of ``comparison`` or ``lessons`` and what they import from both; nothing of them stays."""
+    before = set(sys.modules)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "ADDED", {kind: dict(added) for kind, added in registry.ADDED.items()})
+        scripts = {name: module(paper, name) for name in names}
+        yield SimpleNamespace(**{name: sys.modules[name] for name in COMPARED & set(sys.modules)} | scripts)
+    registry.forget()
+    for name in COMPARED & (set(sys.modules) - before):
+        del sys.modules[name]

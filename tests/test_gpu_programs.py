@@ -1,13 +1,17 @@
-"""The benchmark that counts what a GPU would execute: its reader, on a stored listing, and the names of loops."""
+"""The benchmarks for a new device: what a GPU would execute, by a stored listing, and the queue of measurements."""
 
 from __future__ import annotations
 
+import json
+import sys
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from fedjax_async.base import tree
-from tests.experiment import module
+from tests.experiment import EXPERIMENTS, module
 
 listing, programs = (module("benchmarks", name) for name in ("gpu_listing", "gpu_programs"))
 
@@ -40,10 +44,9 @@ LENGTH = ', backend_config={"known_trip_count":{"n":"3"}}'
 MODULE = LOOP.format("while.9", "vmap(loop:arrivals)", "") + LOOP.format("while.1", "loop:arrivals/while/body", LENGTH)
 
 
-def counted(module=MODULE, passes=lambda name, times: {"arrivals": 5.0}[name]):
-    return listing.count(
-        listing.thunks_of(SEQUENCE), listing.loops_of(module), listing.names_of(METADATA), passes, calls=2
-    )
+def counted(module=MODULE):
+    of_sequence = listing.thunks_of(SEQUENCE), listing.loops_of(module), listing.names_of(METADATA)
+    return listing.count(*of_sequence, lambda name, times: {"arrivals": 5.0}[name], calls=2)
 
 
 def test_launches_answers_and_graphs_of_a_stored_listing():
@@ -54,12 +57,9 @@ def test_launches_answers_and_graphs_of_a_stored_listing():
     assert [(row.loop, row.depth, row.passes) for row in rows] == [
         ("arrivals", 0, 5), ("jit(f)/loop:arrivals/while/body/while", 1, 15),
     ]  # fmt: skip
-
-
-def test_a_loop_of_unknown_length_must_have_a_name():
-    nameless = MODULE.replace(LENGTH, "")
+    # a loop of unknown length must have a name
     with pytest.raises(ValueError, match=r"without a name, at 'jit\(f\)/loop:arrivals/while/body/while'"):
-        counted(nameless)
+        counted(MODULE.replace(LENGTH, ""))
 
 
 BODY = """\
@@ -109,3 +109,100 @@ def test_every_pass_follows_from_the_arguments_of_a_call():
             found[name] = found.get(name, 0) + passes
     assert found["receive", "arrivals"] == 12
     assert found["train", "local steps"] == 10 * found["train", "finish"] / 2 > 0
+
+
+# --- the kit for a new device -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kit(monkeypatch):
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(str(EXPERIMENTS / "benchmarks"))
+    import accelerator
+
+    yield accelerator
+    for name in ("accelerator", "accelerator_parts", "accelerator_queue", "common", "conv", "population", "throughput"):
+        if name not in before:
+            sys.modules.pop(name, None)
+
+
+def test_time_is_split_by_what_runs(kit):
+    """Two threads train at once and the server overlaps with them; events without a program count as host time."""
+    import accelerator_parts as parts
+
+    def event(module, begin, duration):
+        return {"ph": "X", "ts": begin, "dur": duration, "args": {"hlo_module": module} if module else {}}
+
+    events = [event("jit_train", 0, 30), event("jit_train", 10, 30), event("jit_train", 12, 5)]
+    events += [event("jit_receive", 35, 15), event("jit_evaluate", 60, 10), event("", 0, 100), {"ph": "M"}]
+    assert parts.covered([]) == 0
+    found = parts.shares(events, wall=100.0)
+    assert list(found.values()) == pytest.approx([40, 10, 10, 40])
+    rng = np.random.default_rng(0)
+    spans = [(low, low + length) for low, length in rng.integers(0, 50, (30, 2)).tolist()]
+    assert parts.covered(spans) == len({t for low, high in spans for t in range(low, high)})
+
+
+class Made:
+    """A process of the queue that prints ``Made.prints`` of its measurement."""
+
+    prints: dict
+
+    def __init__(self, one, smoke):
+        self.measurement, self.lines = one, ["ready", *Made.prints[one.name]]
+
+    def line(self, until):
+        return self.lines.pop(0)
+
+    def why(self):
+        return "ValueError: width = 0"
+
+    def go(self):
+        pass
+
+    stop = go
+
+
+@pytest.fixture
+def queue(kit, tmp_path, monkeypatch):
+    monkeypatch.setattr(kit, "Process", Made)
+
+    def run(prints, minutes=1.0):
+        """Exit code, rows and page of a queue whose measurements are made up: {name: what its process prints}."""
+        Made.prints, results = prints, kit.Results(tmp_path, "a card", "0123")
+        code = kit.run(
+            [kit.Measurement(name, 30.0, None) for name in prints], results, minutes, smoke=False, together=2
+        )
+        rows = (tmp_path / "queue.csv").read_text().splitlines()[1:]
+        return code, rows, (tmp_path / "queue.md").read_text()
+
+    return run
+
+
+def printed(value, **more):
+    return [json.dumps([{"quantity": "updates / s", "value": value} | more])]
+
+
+def test_what_is_measured_is_kept_by_card_and_sources(kit, queue, tmp_path):
+    code, rows, page = queue({"a": printed(1.5), "b": printed(2.0, least=1.0, most=3.0)})
+    assert code == 0 and len(rows) == 2 and "1.5" in page
+    assert rows[1].startswith("b,updates / s,2.0,1.0,3.0,a card,0123,")
+    assert kit.known(tmp_path, "a card", "0123") == {"a", "b"}
+    assert not kit.known(tmp_path, "another", "0123") | kit.known(tmp_path, "a card", "4567") | kit.known(None, "", "")
+    every = kit.measurements()
+    assert len({one.name for one in every}) == len(every) and max(one.seconds for one in every) <= kit.LONGEST
+
+
+@pytest.mark.parametrize(
+    ("prints", "minutes", "word"),
+    [
+        ([""], 1.0, "Failed: a: ValueError: width = 0."),  # an error while it is timed
+        ([None], 1.0, "Failed: a: ended after its time."),
+        (printed(1.0), 1e-9, "No time was left for: a."),
+        (printed(1.0), 0.4, "No time was left for: a."),  # it would take 30 seconds
+        (printed(2.0, ok=False), 1.0, "2"),  # it disagrees with the oracle
+    ],
+)
+def test_what_failed_or_did_not_fit_is_named(queue, prints, minutes, word):
+    code, _, page = queue({"a": prints}, minutes)
+    assert word in page and code == ("No time" not in word)

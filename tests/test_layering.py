@@ -68,8 +68,9 @@ def room(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def names(paths: list[Path]) -> list[str]:
-    return [str(path.relative_to(ROOT)) for path in paths]
+def roots(path: Path) -> set[str]:
+    """The packages that a file imports."""
+    return {name.split(".")[0] for name in imports(path)}
 
 
 def imports_point_one_way(path):
@@ -80,25 +81,23 @@ def imports_point_one_way(path):
     return [name for name in ours if [*name.split("."), ""][1] not in allowed]
 
 
-def test_no_module_imports_itself_through_others():
+def circle(left):
+    """What is left of a graph without the names that need nothing else of it."""
+    while free := {name for name, found in left.items() if not found & left.keys()}:
+        left = {name: found for name, found in left.items() if name not in free}
+    return sorted(left)
+
+
+def test_neither_the_directions_nor_the_modules_have_a_circle():
     """Also where only type checkers import, or a function does; packages are left out, which import all they have."""
+    assert not circle({name: allowed - {name} - BASE for name, allowed in ALLOWED.items()})
     known = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in MODULES}
     left = {}
     for name, path in known.items():
         # a name that is imported, or the module that it is taken from
         found = {each for full in imports(path) for each in (full, full.rpartition(".")[0])} & known.keys() - {name}
         left[name] = {each for each in found if known[each].name != "__init__.py"}
-    while free := {name for name, found in left.items() if not found & left.keys()}:
-        left = {name: found for name, found in left.items() if name not in free}
-    assert not left, f"a circle among {sorted(left)}"
-
-
-def test_the_directions_have_no_cycle():
-    placed: set[str] = set()
-    while len(placed) < len(ALLOWED):
-        free = {name for name in ALLOWED if ALLOWED[name] - {name} - BASE <= placed} - placed
-        assert free, f"cycle among {set(ALLOWED) - placed}"
-        placed |= free
+    assert not circle(left)
 
 
 # what plans nodes, in ``peers``
@@ -111,23 +110,18 @@ def test_the_clock_knows_no_jax():
     nodes_of = [PACKAGE / "peers" / f"{name}.py" for name in PLANNING]
     below = [PACKAGE / "base" / f"{name}.py" for name in ("check", "registry", "disk")]
     for path in [*(PACKAGE / "clock").rglob("*.py"), *nodes_of, *below]:
-        found = set(imports(path))
-        assert not {"jax", "jaxlib", "flax", "optax"} & {name.split(".")[0] for name in found}, path
-        assert not {name for name in found if name.startswith("fedjax_async.base.tree")}, path
-
-
-def test_only_models_knows_flax():
-    users = {room(path) for path in MODULES for name in imports(path) if name.split(".")[0] == "flax"}
-    assert users <= {"models"}
+        assert not {"jax", "jaxlib", "flax", "optax"} & roots(path), path
+        assert not [name for name in imports(path) if name.startswith("fedjax_async.base.tree")], path
 
 
 def test_only_extras_pay_for_extras():
-    """matplotlib, TFDS and the like are imported inside functions; pyplot and test libraries never."""
+    """matplotlib, TFDS and the like are imported inside functions; pyplot and test libraries never, flax by models."""
     optional = {"matplotlib", "tensorflow_datasets", "PIL", "torch", "array_record", "pyarrow", "h5py", "submitit"}
     optional |= {"plotly"} | {"tensorboard", "wandb", "ray", "flwr", "safetensors"}
     never = {"jaxtyping", "beartype", "pytest", "hypothesis", "tensorflow"}
+    assert {room(path) for path in MODULES if "flax" in roots(path)} <= {"models"}
     for path in MODULES:
-        assert not never & {name.split(".")[0] for name in imports(path)}, path
+        assert not never & roots(path), path
         assert not [name for name in imports(path) if name.startswith("matplotlib.pyplot")], path
         for node in nodes(path)[0].body:
             if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -148,23 +142,19 @@ def test_a_public_name_hides_no_module_but_its_own():
 
 def test_a_type_has_one_meaning():
     """No two modules define a public class or alias (in CamelCase) of the same name, except ``SAME_MEANING``."""
-    defined: dict[str, list[Path]] = {}
+    defined: dict[str, list[str]] = {}
     for path in MODULES:
         for node in nodes(path)[0].body:
             targets = node.targets if isinstance(node, ast.Assign) else [node]
             found = {getattr(target, "name", getattr(target, "id", "")) for target in targets}
             for name in found:
                 if name[:1].isupper() and not name.isupper():
-                    defined.setdefault(name, []).append(path)
-    twice = {name: names(paths) for name, paths in defined.items() if len(paths) > 1 and name not in SAME_MEANING}
-    assert not twice
+                    defined.setdefault(name, []).append(str(path))
+    assert not {name: paths for name, paths in defined.items() if len(paths) > 1 and name not in SAME_MEANING}
 
 
-def test_files_are_short():
+def test_files_are_short_and_every_module_says_what_it_is_for():
     assert {str(path): lines for path in MODULES if (lines := len(path.read_text().splitlines())) > 400} == {}
-
-
-def test_every_module_says_what_it_is_for():
     assert [str(path) for path in MODULES if not ast.get_docstring(nodes(path)[0])] == []
 
 
@@ -176,13 +166,10 @@ def listed() -> list[Path]:
     return [path for path in paths if path.is_file()]
 
 
-def test_the_top_level_holds_only_what_it_should():
+def test_the_top_level_holds_only_what_it_should_and_no_file_names_a_place_on_somebodys_machine():
     entries = {path.relative_to(ROOT).parts[0] for path in listed()}
     extra = {name for name in entries - TOP_LEVEL if not name.startswith(".") and not name.endswith(".egg-info")}
     assert PACKAGE.name in entries and not extra
-
-
-def test_no_file_names_a_place_on_somebodys_machine():
     places = [f"/{name}/" for name in ("work", "tmp", "root", "home")]
     for path in listed():
         if path.suffix in {".py", ".md", ".toml", ".ipynb", ".csv", ""}:
@@ -190,20 +177,15 @@ def test_no_file_names_a_place_on_somebodys_machine():
             assert not [place for place in places if place in text], path
 
 
-FORBIDDEN_CALLS = {"eval", "exec", "compile", "breakpoint"}
-FORBIDDEN_NAMES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
-
-
 def nothing_unpickles_or_runs_text(path):
-    yield from (name for name in imports(path) if name.split(".")[0] in FORBIDDEN_NAMES)
+    yield from roots(path) & {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
     for node in nodes(path):
         if isinstance(node, ast.Call):
-            if isinstance(node.func, ast.Name) and node.func.id in FORBIDDEN_CALLS:
+            if getattr(node.func, "id", "") in {"eval", "exec", "compile", "breakpoint"}:
                 yield f"line {node.lineno}: {node.func.id}"
             for keyword in node.keywords:
-                if keyword.arg in {"shell", "allow_pickle"}:
-                    is_false = isinstance(keyword.value, ast.Constant) and keyword.value.value is False
-                    yield from () if is_false else (f"line {node.lineno}: {keyword.arg}",)
+                if keyword.arg in {"shell", "allow_pickle"} and getattr(keyword.value, "value", True) is not False:
+                    yield f"line {node.lineno}: {keyword.arg}"
 
 
 def nothing_is_left_to_do(path):
@@ -218,28 +200,31 @@ def the_package_validates_with_errors_not_assert(path):
     return [node.lineno for node in nodes(path) if isinstance(node, ast.Assert)]
 
 
-@pytest.mark.parametrize("rule", [nothing_unpickles_or_runs_text, nothing_is_left_to_do])
-def test_all_files_keep_the_rule(rule):
-    broken = {name: wrong for path, name in zip(FILES, names(FILES)) if (wrong := list(rule(path)))}
-    assert not broken
-
-
-@pytest.mark.parametrize("rule", [imports_point_one_way, the_package_validates_with_errors_not_assert])
-def test_the_modules_of_the_package_keep_the_rule(rule):
-    broken = {name: wrong for path, name in zip(MODULES, names(MODULES)) if (wrong := list(rule(path)))}
-    assert not broken
-
-
-def test_no_test_skips_or_expects_failure():
-    for path in SCRIPTS:
-        for node in nodes(path):
-            if isinstance(node, ast.Attribute):
-                assert node.attr not in {"skip", "skipif", "xfail", "importorskip"}, f"{path}:{node.lineno}"
+def no_test_skips_or_expects_failure(path):
+    for node in nodes(path):
+        if isinstance(node, ast.Attribute) and node.attr in {"skip", "skipif", "xfail", "importorskip"}:
+            yield node.lineno
 
 
 @pytest.mark.parametrize(
-    "command", [("ruff", "check"), ("ruff", "format", "--check"), ("mypy",)], ids=["lint", "format", "types"]
+    ("rule", "paths"),
+    [
+        (nothing_unpickles_or_runs_text, FILES),
+        (nothing_is_left_to_do, FILES),
+        (imports_point_one_way, MODULES),
+        (the_package_validates_with_errors_not_assert, MODULES),
+        (no_test_skips_or_expects_failure, SCRIPTS),
+    ],
 )
-def test_lint_format_and_types_are_clean(command):
-    done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False)
+def test_files_keep_the_rule(rule, paths):
+    assert not {str(path): wrong for path in paths if (wrong := list(rule(path)))}
+
+
+@pytest.mark.parametrize("command", ["ruff check", "ruff format --check", "mypy"])
+def test_lint_format_and_types_are_clean(command, pytestconfig):
+    """mypy keeps what it has found in pytest's own cache, so only the first time takes long."""
+    given = [sys.executable, "-m", *command.split()]
+    if command == "mypy" and hasattr(pytestconfig, "cache"):
+        given += ["--cache-dir", str(pytestconfig.cache.mkdir("mypy"))]
+    done = subprocess.run(given, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -3,41 +3,29 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import sys
-from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy.stats import spearmanr
 
 from fedjax_async import server, simulate
 from fedjax_async.results.significance import interval
-from fedjax_async.server import METHODS
 from fedjax_async.types import Arrival
-from tests.experiment import EXPERIMENTS, module
-
-RESULTS = EXPERIMENTS / "lessons" / "results"
-OWN = {path.stem for name in ("comparison", "lessons") for path in (EXPERIMENTS / name).glob("*.py")}
+from tests.experiment import comparing
 
 
 @pytest.fixture(scope="module")
 def files():
-    """The modules of the lessons and of the comparison by name; none of them stays imported."""
-    before = set(sys.modules)
-    main = {name: module("lessons", name) for name in ("ablation", "bound", "learned")}
-    found = SimpleNamespace(**{name: sys.modules[name] for name in OWN & set(sys.modules)}, **main)
-    yield found
-    for name in OWN & (set(sys.modules) - before):
-        del sys.modules[name]
+    yield from comparing("lessons", "ablation", "bound", "learned")
 
 
-def kept_run(files, method, seed, end, task="mlp", world="devices"):
-    sent = np.arange(11.0)
+def kept_run(files, method, seed, end, task="mlp"):
     scores = np.array([0.0] * 9 + [end, end])
-    return files.kept.Kept(world, task, method, seed, "asgd", 0.05, 100.0, 40, 20, 1.5, 7, 0.25, scores, sent)
+    return files.kept.Kept(
+        "devices", task, method, seed, "asgd", 0.05, 100.0, 40, 20, 1.5, 7, 0.25, scores, np.arange(11.0)
+    )
 
 
 # --- the ablation ------------------------------------------------------------------------------------
@@ -83,10 +71,9 @@ def test_the_configurations_of_a_pair_differ_in_one_part(files):
 
 def test_effects_are_differences_by_seed_and_positive_where_the_part_helps(files):
     """Accuracy 0.5 to 0.6 and 0.6 to 0.8: 10 and 20 points. Loss gaps -1 to -1.5 and -1 to -1.25: half a digit ..."""
-    runs = [kept_run(files, name, seed, end) for name, ends in (("a", (0.5, 0.6)), ("b", (0.6, 0.8)))
-            for seed, end in enumerate(ends)]  # fmt: skip
-    runs += [kept_run(files, name, seed, end, "logistic") for name, ends in (("a", (-1, -1)), ("b", (-1.5, -1.25)))
-             for seed, end in enumerate(ends)]  # fmt: skip
+    ends = {"mlp": {"a": (0.5, 0.6), "b": (0.6, 0.8)}, "logistic": {"a": (-1, -1), "b": (-1.5, -1.25)}}
+    named = [(task, name, seed) for task in ends for name in "ab" for seed in (0, 1)]
+    runs = [kept_run(files, name, seed, ends[task][name][seed], task) for task, name, seed in named]
     found = files.effects.differences(runs, [("a", "b")])
     np.testing.assert_allclose(found["devices", "mlp"], [10, 20])
     np.testing.assert_allclose(found["devices", "logistic"], [0.5, 0.25])
@@ -96,9 +83,7 @@ def test_effects_are_differences_by_seed_and_positive_where_the_part_helps(files
     low, high = interval(np.array([10, 20, 0, 0]) / 7.5 + np.array([0, 0, 0.5, 0.25]) / 0.1875)
     assert row["effect"] == f"2.00 ± {(high - low) / 2:.2f}" and row["p (Holm)"] == "0.1250"
     assert row["blocks better"] == row["blocks worse"] == 0, "two seeds have wide intervals"
-
-
-def test_an_effect_is_the_mean_over_its_pairs_and_holm_counts_all_effects(files):
+    # an effect is the mean over its pairs, and Holm counts all effects
     ends = {"a": 0.5, "b": 0.6, "c": 0.9}
     runs = [kept_run(files, name, seed, end + seed / 100) for name, end in ends.items() for seed in range(5)]
     rows = files.effects.rows(runs, {"both": [("a", "b"), ("a", "c")], "back": [("b", "a")]}, "part")
@@ -251,143 +236,3 @@ def test_the_best_tuned_method_is_that_of_validation_examples(files):
              kept.Tried("devices", "mlp", "learned, frozen", "x", 0.1, 0.99, "yes")]  # fmt: skip
     best = files.learned.with_best(kept.Results(runs, tried, []))[-1]
     assert best.method == files.learned.BEST and best.scores[-1] == 0.5
-
-
-# --- what the page says ------------------------------------------------------------------------------
-
-
-def rows_of(name):
-    with (RESULTS / f"small_{name}.csv").open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def mean(cell):
-    return float(cell.partition(" ± ")[0])
-
-
-def p_of(row):
-    return float(row["p (Holm)"].lstrip("<"))
-
-
-BLOCKS = ("devices, logistic", "devices, mlp", "lognormal, logistic", "lognormal, mlp")
-
-
-@pytest.fixture(scope="module")
-def pair():
-    return {(row["without"], row["with"]): row for row in rows_of("pairs")}
-
-
-@pytest.fixture(scope="module")
-def part():
-    return {row["part"]: row for row in rows_of("ablation")}
-
-
-def test_the_tables_are_made_of_the_committed_runs(files):
-    found = files.kept.read(RESULTS, "small_ablation")
-    assert not found.refused and len(found.runs) == 4 * 5 * len(files.ablation.CONFIGURATIONS)
-    tried = {}
-    for row in found.tried:
-        tried[row[:3]] = tried.get(row[:3], 0) + 1
-    assert {*tried.values()} == {8}
-    for name, made in (
-        ("ablation", files.ablation.part_rows(found.runs)),
-        ("pairs", files.ablation.pair_rows(found.runs)),
-    ):
-        assert [{k: str(v) for k, v in row.items()} for row in made] == [
-            {k: v for k, v in row.items() if k not in ("scale", "hardware", "jax")} for row in rows_of(name)
-        ]
-    unseen = files.kept.read(RESULTS, "small_unseen")
-    runs = files.learned.with_best(unseen)
-    (row,) = files.effects.rows(runs, {"best tuned": [("best tuned", "learned, frozen")]}, "frozen against")
-    assert row["effect"] == rows_of("learned")[0]["effect"] and {run.seed for run in unseen.runs} == {*range(5)}
-
-
-def test_sentence_1_scaffold_is_the_part_that_matters(part, pair):
-    good = [name for name, row in part.items() if p_of(row) < 0.05 and mean(row["effect"]) > 0]
-    assert (
-        good == ["SCAFFOLD"] and part["SCAFFOLD"]["blocks better"] == "3" and mean(part["SCAFFOLD"]["effect"]) == 0.74
-    )
-    for base in ("arrivals", "buffer"):
-        row = pair[base, f"{base}, scaffold"]
-        assert p_of(row) < 0.05 and all(0.3 <= mean(row[block]) <= 0.65 for block in BLOCKS[::2])
-        assert 1.8 <= mean(row["lognormal, mlp"]) <= 2.6
-    ranks = [row["configuration"] for row in rows_of("configurations")]
-    assert {*ranks[:2]} == {"arrivals, scaffold", "buffer, scaffold"}
-    with (EXPERIMENTS / "comparison" / "results" / "small_ranks.csv").open(encoding="utf-8", newline="") as file:
-        order = [row["method"] for row in csv.DictReader(file)]
-    assert order.index("scaffold") > len(order) / 2
-
-
-def test_sentence_2_a_memory_that_corrects_and_one_that_replaces(pair):
-    for base in ("arrivals", "buffer"):
-        assert 0.4 <= mean(pair[base, f"{base}, memory"]["devices, logistic"]) <= 0.55
-    assert all(p_of(pair[base, f"{base}, memory"]) < 0.05 for base in ("buffer", "rounds"))
-    row = pair["arrivals", "arrivals, last deltas"]
-    assert mean(row["devices, logistic"]) > 0.5
-    assert (mean(row["lognormal, logistic"]), mean(row["lognormal, mlp"])) == (-0.41, -3.32)
-
-
-def test_sentence_3_staleness_weights_cost_something(part, pair):
-    assert mean(part["staleness weights"]["effect"]) == -0.31 and p_of(part["staleness weights"]) < 0.05
-    assert all(row["blocks better"] == "0" for row in pair.values() if row["part"] == "staleness weights")
-    found = []
-    for row in rows_of("bound"):
-        if row["world"] == "devices" and row["weights"] == "by staleness":
-            table = [(k, float(value)) for k, value in enumerate(row["values"].split()) if value != "-"]
-            found.append(float(spearmanr(*zip(*table, strict=True))[0]))
-    assert len(found) == 6 and [round(end, 2) for end in (min(found), max(found))] == [0.06, 0.75]
-
-
-def test_sentence_4_parts_without_an_effect(part, pair):
-    for name in ("buffer of five", "delay correction", "Oort", "power of choice", "Adam at the server"):
-        assert p_of(part[name]) > 0.05
-    assert (
-        p_of(pair["buffer", "buffer, orthogonal"]) < 0.05 and mean(pair["buffer", "buffer, orthogonal"]["effect"]) < 0
-    )
-    assert all(round(mean(part["Oort"][block]), 1) in (1.4, 1.5) for block in BLOCKS[1::2])
-    assert (part["Oort"]["blocks better"], part["Oort"]["blocks worse"]) == ("1", "1")
-
-
-def test_sentence_5_rates_come_before_weights(files):
-    score = {(row["world"], row["task"], row["weights"]): float(row["score"]) for row in rows_of("families")}
-    ends = [score["devices", "mlp", name] for name in (files.bound.START, *files.bound.FAMILIES)]
-    np.testing.assert_allclose(np.diff(ends), [1.6, 2.2, 1.8], atol=0.05)
-    assert ends[-1] - ends[0] == pytest.approx(5.6, abs=0.05)
-    gains = [
-        score["lognormal", task, "by staleness"] - score["lognormal", task, files.bound.START]
-        for task in files.bound.TASKS
-    ]
-    np.testing.assert_allclose(gains, [-0.1, 0.5], atol=0.05)
-
-
-def test_the_descent_begins_at_the_runs_of_the_comparison(files):
-    committed = files.kept.read(files.bound.COMMITTED, "small").runs
-    finals = {(*run[:2], run.seed): files.summary.final(run.scores) for run in committed if run.method == "asgd"}
-    begun = [row for row in rows_of("bound") if row["weights"] == files.bound.START]
-    assert len(begun) == 12
-    for row in begun:
-        unit = 1 if row["task"] == "logistic" else 100
-        found = finals[row["world"], row["task"], int(row["seed"])] * unit
-        assert float(row["score"]) == pytest.approx(found, abs=0.1 if unit > 1 else 0.01)
-
-
-def test_sentence_6_rules_that_change_the_delta_are_ahead_of_weights():
-    behind = {row["method"]: row for row in rows_of("distances")}
-    released = behind["orthofl_released"]
-    assert [mean(released[f"{block}, by staleness"]) for block in BLOCKS[1::2]] == [-0.68, -2.01]
-    ahead = [name for name, row in behind.items() if mean(row["devices, logistic, by staleness"]) < 0]
-    assert ahead == ["ace"]
-
-
-def test_sentence_7_the_learned_rule_does_not_win():
-    best, tuned, asgd, *_ = rows_of("learned")
-    assert best["frozen against"] == "best tuned" and p_of(best) < 0.05 and best["blocks worse"] == "4"
-    places = [name for name in best if name.startswith(("devices", "sessions"))]
-    assert all(-12 < mean(best[place]) < -3 for place in places)
-    assert asgd["frozen against"] == "asgd" and p_of(asgd) < 0.05 and mean(asgd["effect"]) < 0
-    rows = {row["configuration"]: row for row in rows_of("unseen")}
-    for place in places:
-        own, other = (rows[name] for name in ("learned, rates tuned", "asgd"))
-        assert abs(float(own[place]) - float(other[place])) < float(other[f"{place} std"])
-    assert tuned["frozen against"] == "learned, rates tuned" and mean(tuned["devices, motion"]) == -9.87
-    assert "learned" not in METHODS

@@ -13,19 +13,11 @@ from tests import forked
 
 IDS = [path.stem for path in NOTEBOOKS]
 ADVICE = "run: python notebooks/execute.py"
-
-
-def test_there_are_notebooks():
-    assert len(NOTEBOOKS) >= 8
+assert len(NOTEBOOKS) >= 8
 
 
 # their programs are large and run only briefly
-BRIEF = (
-    "05_compression_and_error_feedback",
-    "07_without_a_server",
-    "08_vector_fields",
-    "09_gradients_through_a_run",
-)
+BRIEF = ("05", "07", "08", "09")
 
 
 @pytest.mark.book
@@ -33,7 +25,7 @@ BRIEF = (
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=IDS)
 def test_the_stored_outputs_are_those_of_the_code(path, request, monkeypatch):
     monkeypatch.setattr("jupyter_client.provisioning.local_provisioner.launch_kernel", forked.Kernel)
-    if path.stem in BRIEF:
+    if path.stem.startswith(BRIEF):
         request.getfixturevalue("commands_compile_as_here")
     for kept, new in zip(code_cells(read(path)), code_cells(executed(path)), strict=True):
         assert words(kept) == words(new), f"{kept.id} of {path.name} says something else now; {ADVICE}"

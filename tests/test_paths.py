@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedjax_async import bridges, clock, compare, keep_compiled, peers, results, resume, simulate, sweep
+from fedjax_async import bridges, clock, compare, data, keep_compiled, peers, results, resume, simulate, sweep
 from fedjax_async.base import check
 from fedjax_async.base.factories import options_of
 from fedjax_async.base.registry import spec as spec_of
@@ -19,17 +19,6 @@ from fedjax_async.clock.fedscale import write_tables
 from fedjax_async.config import Settings, prepare
 from fedjax_async.config.plugins import load_plugin
 from fedjax_async.config.registries import REGISTRIES
-from fedjax_async.data import (
-    federate,
-    fetch,
-    list_datasets,
-    load,
-    open_folder,
-    tokenize,
-    verify,
-    write_clients,
-    write_folder,
-)
 from fedjax_async.data.formats.clients import existing
 from fedjax_async.models import minilm_lora, read_arrays, read_safetensors, write_arrays
 from fedjax_async.results.cluster import train_job
@@ -49,13 +38,13 @@ SPECS = [
 SMALL = {"dataset": "quadratic", "model": "linear", "clients": 3, "steps": 1, "updates": 4}
 
 
-def planned(method):
-    return prepare(Settings(method=method, **SMALL)).schedule
-
-
 @pytest.fixture(scope="module")
 def run():
     return simulate(**SMALL)
+
+
+def planned(method):
+    return prepare(Settings(method=method, **SMALL)).schedule
 
 
 def test_a_path_is_expanded(monkeypatch, tmp_path):
@@ -101,16 +90,16 @@ CALLS = {
     "write_report.path": lambda run: results.write_report(["."], f"{NOBODY}.html"),
     "write_run.folder": lambda run: results.write_run(run, NOBODY),
     "write_sweep.folder": lambda run: results.write_sweep(sweep(SMALL, {"seed": [0]}), NOBODY),
-    "fetch.data_dir": lambda run: fetch("mnist", NOBODY),
-    "fetch.source": lambda run: fetch("mnist", ".", NOBODY),
-    "list_datasets.data_dir": lambda run: list_datasets(NOBODY),
-    "load.data_dir": lambda run: load("mnist", NOBODY),
-    "tokenize.data_dir": lambda run: tokenize(["a"], data_dir=NOBODY),
-    "tokenize.vocabulary": lambda run: tokenize(["a"], vocabulary=NOBODY),
-    "verify.data_dir": lambda run: verify("mnist", NOBODY),
-    "open_folder.folder": lambda run: open_folder(NOBODY),
-    "write_clients.folder": lambda run: write_clients(NOBODY, [], test_x=ARRAYS["w"], test_y=ARRAYS["w"]),
-    "write_folder.folder": lambda run: write_folder(NOBODY, federate(load("quadratic"), "natural")),
+    "fetch.data_dir": lambda run: data.fetch("mnist", NOBODY),
+    "fetch.source": lambda run: data.fetch("mnist", ".", NOBODY),
+    "list_datasets.data_dir": lambda run: data.list_datasets(NOBODY),
+    "load.data_dir": lambda run: data.load("mnist", NOBODY),
+    "tokenize.data_dir": lambda run: data.tokenize(["a"], data_dir=NOBODY),
+    "tokenize.vocabulary": lambda run: data.tokenize(["a"], vocabulary=NOBODY),
+    "verify.data_dir": lambda run: data.verify("mnist", NOBODY),
+    "open_folder.folder": lambda run: data.open_folder(NOBODY),
+    "write_clients.folder": lambda run: data.write_clients(NOBODY, [], test_x=ARRAYS["w"], test_y=ARRAYS["w"]),
+    "write_folder.folder": lambda run: data.write_folder(NOBODY, data.federate(data.load("quadratic"), "natural")),
     "is_peer_schedule.path": lambda run: peers.is_peer_schedule(NOBODY),
     "load_peer_schedule.path": lambda run: peers.load_peer_schedule(NOBODY),
     "load_schedule.path": lambda run: clock.load_schedule(NOBODY),
@@ -135,16 +124,14 @@ ROOMS = ("", ".results", ".data", ".clock", ".models", ".config", ".engine")
 
 def test_every_public_function_with_a_path_is_tried():
     inner = {"execute.checkpoints", "execute_group.folder"}  # called with paths that are checked already
+    modules = [importlib.import_module(f"fedjax_async{room}") for room in ROOMS]
+    functions = [(name, getattr(module, name)) for module in modules for name in module.__all__]
     found = set()
-    for room in ROOMS:
-        module = importlib.import_module(f"fedjax_async{room}")
-        for name in module.__all__:
-            function = getattr(module, name)
-            if inspect.isfunction(function):
-                for parameter in inspect.signature(function).parameters.values():
-                    text = str(parameter.annotation)
-                    if ("Path" in text or "DataDir" in text) and "Callable" not in text:
-                        found.add(f"{name}.{parameter.name}")
+    for name, function in functions:
+        for parameter in inspect.signature(function).parameters.values() if inspect.isfunction(function) else ():
+            text = str(parameter.annotation)
+            if ("Path" in text or "DataDir" in text) and "Callable" not in text:
+                found.add(f"{name}.{parameter.name}")
     assert found - set(CALLS) == inner
 
 

@@ -33,12 +33,6 @@ def row(tmp_path, monkeypatch):
     return plan.Row("paper", "Table 1", "table_1.py", "smoke", 1, "--tasks a", "table_1_curves.csv", 2.0, 0.5)
 
 
-def script(row, said, code):
-    """Write the row's script, which says ``said`` on stderr."""
-    text = f"import sys\nprint({said!r}, file=sys.stderr)\nsys.exit({code})\n"
-    (plan.HERE / "paper" / "table_1.py").write_text(text)
-
-
 def curves(path, *keys, per_client=()):
     path.parent.mkdir(exist_ok=True)
     run = make_run([0.1, 0.5])._replace(per_client=dict(per_client))
@@ -94,13 +88,17 @@ def test_the_settings_of_a_script_are_accepted_at_each_scale(script, monkeypatch
 
 
 def test_counts_are_those_that_the_script_says(row):
-    script(row, "a: 2 of 5 runs are known\nb: 1 of 3 runs are known", known_runs.TIME_IS_UP)
-    assert plan.count(row)[1:] == (3, 8, "") and plan.count(row).missing == 5
-    script(row, "a: not run: there are no data", 0)
-    assert plan.count(row).unavailable == "there are no data"
-    script(row, "KeyError", 1)
+    def counted(row, said, code):
+        """The row's script says ``said`` on stderr."""
+        text = f"import sys\nprint({said!r}, file=sys.stderr)\nsys.exit({code})\n"
+        (plan.HERE / "paper" / "table_1.py").write_text(text)
+        return plan.count(row)
+
+    found = counted(row, "a: 2 of 5 runs are known\nb: 1 of 3 runs are known", known_runs.TIME_IS_UP)
+    assert found[1:] == (3, 8, "") and found.missing == 5
+    assert counted(row, "a: not run: there are no data", 0).unavailable == "there are no data"
     with pytest.raises(RuntimeError, match=r"--scale smoke --seeds 1 --tasks a: exit code 1\nKeyError"):
-        plan.count(row)
+        counted(row, "KeyError", 1)
     whole = row._replace(curves="", table="table_1_smoke.csv")
     assert plan.count(whole)[1:3] == (0, 1)
     (row.results / whole.table).write_text("task\na\n")
@@ -116,17 +114,11 @@ def test_kept_curves_are_merged_with_those_that_are_there(row, tmp_path):
     assert plan.keep(both, tmp_path / "out") == 1
     assert list(known_runs.read([row.results / "table_1_curves.csv"])) == ["there", "new"]
     assert plan.keep(both, tmp_path / "out") == 0
-
-
-def test_a_run_that_is_there_without_its_clients_is_kept_with_them(row, tmp_path):
-    """The table needs them: it was trained again and again."""
-    columns = {"uploads": np.array([3, 1])}
-    curves(row.results / "other_curves.csv", "one")
-    curves(tmp_path / "out" / "table_1_a_curves.csv", "one", per_client=columns)
-    both = row._replace(also=("other_curves.csv",))
+    # a run that is there without its clients is kept with them: else it was trained again and again
+    curves(tmp_path / "out" / "table_1_a_curves.csv", "elsewhere", per_client={"uploads": np.array([3, 1])})
     assert (plan.keep(both, tmp_path / "out"), plan.keep(both, tmp_path / "out")) == (1, 0)
     for files in (both.known, both.known[::-1]):
-        np.testing.assert_array_equal(known_runs.read(files)["one"].run.per_client["uploads"], [3, 1])
+        np.testing.assert_array_equal(known_runs.read(files)["elsewhere"].run.per_client["uploads"], [3, 1])
 
 
 def test_what_fits_is_trained_in_order_of_worth(row, monkeypatch):
@@ -140,14 +132,16 @@ def test_what_fits_is_trained_in_order_of_worth(row, monkeypatch):
     assert trained == ["b", "d"], "the first does not fit into five minutes, the third is complete"
 
 
-def test_the_front_page_has_every_row_of_the_plan_in_order():
+def test_the_front_page_has_every_row_of_the_plan_in_order(row, tmp_path, monkeypatch):
+    """Rows are chosen by words, and the table stands between its marks."""
     text = (EXPERIMENTS / "README.md").read_text(encoding="utf-8")
     commands = re.findall(r"^\| \d+ \|.*\| `([^`]*)` \|$", text, re.MULTILINE)
     assert commands == [row.command.split("experiments/")[1] for row in plan.ROWS]
     assert text.count(plan.BEGIN) == text.count(plan.END) == 1
-
-
-def test_the_written_table_stands_between_the_marks(row, tmp_path, monkeypatch):
+    (found,) = plan.chosen("pushcen PAPER alpha 0.4")
+    assert found.options.endswith("--alphas 0.4")
+    assert {row.title.partition(",")[0] for row in plan.chosen("pushcen table 6 fashion_mnist_6k")} == {"Table 6"}
+    assert plan.chosen("") == plan.ROWS and plan.chosen("nothing has this") == []
     monkeypatch.setitem(plan.TITLES, "paper", "Paper")
     page = tmp_path / "README.md"
     page.write_text(f"before\n{plan.BEGIN}\nold\n{plan.END}\nafter\n")
@@ -160,14 +154,16 @@ def test_the_written_table_stands_between_the_marks(row, tmp_path, monkeypatch):
 def test_verify_notices_a_changed_number(tmp_path):
     committed, made = tmp_path / "committed.csv", tmp_path / "made.csv"
     made.write_text("variant,accuracy (%),new,hardware\nfedavg,93.91666666666667,1,one\northofl,2e-15,2,one\n")
-    committed.write_text("variant,accuracy (%),hardware\nfedavg,93.92,another\northofl,0.0,another\n")
-    assert verify.differences(committed, made) == []
-    committed.write_text("variant,accuracy (%),hardware\nfedavg,93.93,another\northofl,0.0,another\n")
-    assert verify.differences(committed, made) == ["row 1, accuracy (%): 93.91666666666667 instead of 93.93"]
-    committed.write_text("variant,accuracy (%)\nfedavg,93.92\n")
-    assert verify.differences(committed, made) == ["2 rows instead of 1"]
-    committed.write_text("variant,best (%)\nfedprox,\northofl,1\n")
-    assert len(verify.differences(committed, made)) == 3
+
+    def wrong(text):
+        committed.write_text(text)
+        return verify.differences(committed, made)
+
+    head, second = "variant,accuracy (%),hardware\nfedavg,", "\northofl,0.0,another\n"
+    assert wrong(f"{head}93.92,another{second}") == []
+    assert wrong(f"{head}93.93,another{second}") == ["row 1, accuracy (%): 93.91666666666667 instead of 93.93"]
+    assert wrong("variant,accuracy (%)\nfedavg,93.92\n") == ["2 rows instead of 1"]
+    assert len(wrong("variant,best (%)\nfedprox,\northofl,1\n")) == 3
 
 
 def test_tables_that_need_no_training_are_made_again():
@@ -195,11 +191,8 @@ def test_a_page_with_a_changed_number_is_wrong(tmp_path, monkeypatch):
 
 def test_parcels_come_back_whole_and_a_damaged_part_is_refused(tmp_path):
     rng, root = np.random.default_rng(0), tmp_path / "one"
-    for name, size in (
-        ("arrays/mnist/1/x.npy", 70_000),
-        ("arrays/mnist/1/y.npy", 10),
-        ("pretrained/minilm/1/v", 5_000),
-    ):
+    files = {"arrays/mnist/1/x.npy": 70_000, "arrays/mnist/1/y.npy": 10, "pretrained/minilm/1/v": 5_000}
+    for name, size in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(rng.bytes(size))
     made = parcels.split(["mnist", "minilm"], tmp_path / "parts", megabytes=0.02, root=root)
@@ -207,18 +200,15 @@ def test_parcels_come_back_whole_and_a_damaged_part_is_refused(tmp_path):
     assert len(sizes) == 4 and max(sizes) <= 20_000
     assert parcels.split(["mnist", "minilm"], tmp_path / "again", megabytes=0.02, root=root) == made
     names = parcels.join(tmp_path / "parts", root=tmp_path / "two")
-    assert len(names) == 3
-    for name in names:
-        assert (tmp_path / "two" / name).read_bytes() == (root / name).read_bytes()
+    assert sorted(names) == sorted(files)
+    assert all((tmp_path / "two" / name).read_bytes() == (root / name).read_bytes() for name in names)
     part = tmp_path / "parts" / "part-002"
     content = bytearray(part.read_bytes())
     content[100] ^= 1
-    part.write_bytes(content)
-    with pytest.raises(ValueError, match=r"part-002: is missing or damaged"):
-        parcels.join(tmp_path / "parts", root=tmp_path / "three")
-    part.unlink()
-    with pytest.raises(ValueError, match=r"part-002: is missing or damaged"):
-        parcels.join(tmp_path / "parts", root=tmp_path / "three")
+    for damage in (lambda: part.write_bytes(content), part.unlink):
+        damage()
+        with pytest.raises(ValueError, match=r"part-002: is missing or damaged"):
+            parcels.join(tmp_path / "parts", root=tmp_path / "three")
     assert not (tmp_path / "three").exists()
 
 
@@ -233,10 +223,3 @@ def test_parcels_refuse_what_is_not_there(tmp_path):
         (tmp_path / "parcels.json").write_text(json.dumps({"parts": {}, "files": files}))
         with pytest.raises(ValueError, match=why):
             parcels.join(tmp_path, root=tmp_path / "root")
-
-
-def test_rows_are_chosen_by_words():
-    found = plan.chosen("pushcen PAPER alpha 0.4")
-    assert len(found) == 1 and found[0].options.endswith("--alphas 0.4")
-    assert {row.title.partition(",")[0] for row in plan.chosen("pushcen table 6 fashion_mnist_6k")} == {"Table 6"}
-    assert plan.chosen("") == plan.ROWS and plan.chosen("nothing has this") == []

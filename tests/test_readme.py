@@ -58,6 +58,9 @@ def test_the_readme_is_one_screen():
     assert "pip install '.[data,dev]' && python -m pytest\n" in text
     screen = "\n".join(text.splitlines()[:50])
     assert "fedjax-async run" in screen and "```python" in screen and "simulators.svg" in screen, "on the first screen"
+    extras = re.findall(r"pip install '\.\[([\w,]+)\]'", "\n".join(TEXTS.values()))
+    named = {extra for each in extras for extra in each.split(",")}
+    assert named and named <= set(PROJECT["optional-dependencies"])
 
 
 def test_every_page_says_what_it_is_for_and_is_in_the_contents():
@@ -76,12 +79,6 @@ def test_a_command_parses(command):
     program, *arguments = shlex.split(numbered, comments=True)
     assert program in PROJECT["scripts"]
     assert callable(cli.parser().parse_args(arguments).action)
-
-
-def test_extras_exist():
-    extras = re.findall(r"pip install '\.\[([\w,]+)\]'", "\n".join(TEXTS.values()))
-    named = {extra for each in extras for extra in each.split(",")}
-    assert named and named <= set(PROJECT["optional-dependencies"])
 
 
 def anchors(text: str) -> set[str]:
@@ -110,16 +107,8 @@ def test_paths_and_anchors_exist(name):
 def test_the_tables_of_the_book_are_those_of_the_code(name, monkeypatch):
     monkeypatch.setattr(registry, "ADDED", {})  # doctests of the same process register names
     assert TEXTS[f"notebooks/{name}"] == generate.PAGES[name](), "run: python notebooks/generate.py"
-
-
-def test_every_method_with_a_paper_names_it():
     without = [name for name in generate.registries.METHODS if not generate.paper(name, generate.registries.METHODS)]
-    assert without == ["asgd", "async_dfedavg", "independent"]
-
-
-def test_the_table_is_the_recorded_one():
-    recorded = (ROOT / "experiments" / "quickstart" / "comparison.md").read_text(encoding="utf-8")
-    assert recorded in TEXTS["notebooks/first_result.md"]
+    assert without == ["asgd", "async_dfedavg", "independent"], "every method with a paper names it"
 
 
 def rows_of(text: str, header: str) -> list[dict[str, str]]:
@@ -129,7 +118,9 @@ def rows_of(text: str, header: str) -> list[dict[str, str]]:
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 
-def test_the_speeds_in_short_are_those_of_the_whole_table():
+def test_tables_are_the_recorded_ones_and_the_speeds_in_short_those_of_the_whole_table():
+    recorded = (ROOT / "experiments" / "quickstart" / "comparison.md").read_text(encoding="utf-8")
+    assert recorded in TEXTS["notebooks/first_result.md"]
     page = TEXTS["experiments/benchmarks/README.md"]
     measured = [row | {"engine / torch": row["/ torch"]} for row in rows_of(page, "model | clients | delays | method")]
     shown = rows_of(page, "model | clients | delays")
@@ -145,8 +136,8 @@ def test_the_table_of_other_simulators_is_the_recorded_one():
     found = {}
     for row in recorded:
         name = row["program"] + (f", {row['method']}" if row["method"] else "")
-        found.setdefault(name, {})[row["model"]] = f"{int(row['best (1/s)']):,}"
-        found[name] |= {column: row[column] for column in ("asynchronous", "clients trained at a time")}
+        same = {column: row[column] for column in ("asynchronous", "clients trained at a time")}
+        found[name] = found.get(name, same) | {row["model"]: f"{int(row['best (1/s)']):,}"}
     assert len(shown) == len(found) + 1
     for row in shown:
         name = row.pop("program").replace("`", "")
@@ -155,11 +146,8 @@ def test_the_table_of_other_simulators_is_the_recorded_one():
 
 def test_no_folder_is_named_for_two_runs():
     """A reader who runs all commands in order never gets the error that a folder holds another run."""
-    notebooks = "\n".join(
-        "".join(cell["source"])
-        for path in sorted((ROOT / "notebooks").glob("*.ipynb"))
-        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]
-    )
+    stored = [json.loads(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
+    notebooks = "\n".join("".join(cell["source"]) for notebook in stored for cell in notebook["cells"])
     named: dict[str, set[str]] = {}
     for text in (*(TEXTS[page.relative_to(ROOT).as_posix()] for page in BOOK), flags.EPILOG, notebooks):
         for command in commands(text):
