@@ -181,10 +181,11 @@ def test_losses_are_smoothed_and_relative_from_best_to_worst():
 
 
 def test_a_phase_change_is_found_where_it_is_and_not_where_it_is_not():
-    """Not the other way round, if the second phase is too short, and in noise."""
+    """Not the other way round, if the second phase is too short, in noise, and if a quarter of the first is worse."""
     first, second = np.arange(100.0), np.full(100, 29.5)
     assert phases.phase_change(first, second) == (30, 1.0, 1.0, True)
-    for none in ((second, first), (first, second + 65), np.random.default_rng(1).normal(size=(2, 100))):
+    noise, patchy = np.random.default_rng(1).normal(size=(2, 100)), np.where((first < 50) & (first % 10 < 7), 0, 99)
+    for none in ((second, first), (first, second + 65), noise, (patchy, second)):
         assert not phases.phase_change(*none).found
 
 
