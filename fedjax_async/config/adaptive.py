@@ -21,7 +21,7 @@ from fedjax_async.clock import bind_policy as bind
 from fedjax_async.clock.network import over
 from fedjax_async.clock.record import SLACK
 from fedjax_async.config import contracts, objects, own
-from fedjax_async.config.cautions import caution_evaluations
+from fedjax_async.config.cautions import caution_late
 from fedjax_async.config.policy_steps import LONGEST, decides, require_choice
 from fedjax_async.config.prepared import WITH_SERVER, Evaluations, Experiment, PlannedSteps, Resolved
 from fedjax_async.config.resolving import every_of
@@ -141,7 +141,7 @@ class WithPolicy(NamedTuple):
         result = executor.finish(decisions.record, schedule, spent)
         if evaluations.complete and decides(policy):  # the run was not stopped, nor warned of before it began
             end = float(schedule.time[-1]) if spent or s.time is None else s.time
-            caution_evaluations(every_of(s), end, len(schedule.job), int(schedule.closes.sum()))
+            caution_late(s, every_of(s), end, len(schedule.job), int(schedule.closes.sum()))
         seconds = {"looks": decisions.looks, "look_seconds": executor.seconds + decisions.seconds}
         return result._replace(counters=result.counters | seconds, probes=dict(result.probes) | decisions.tables)
 

@@ -15,11 +15,11 @@ import numpy as np
 from fedjax_async.base import registry
 from fedjax_async.base.notices import RunWarning
 from fedjax_async.base.spec import Spec
-from fedjax_async.clock import NETWORKS, Limits, Timing
+from fedjax_async.clock import FAULTS, NETWORKS, Limits, Timing
 from fedjax_async.clock.availability import together
 from fedjax_async.clock.record import SLACK, Outcome
 from fedjax_async.clock.scenario import bind as bind_conditions
-from fedjax_async.config import own
+from fedjax_async.config import names, own
 from fedjax_async.config.methods import compressor_of
 from fedjax_async.config.settings import Settings, as_dict
 from fedjax_async.engine.evaluation import Every
@@ -104,11 +104,16 @@ def _name(timing: Spec | Timing, s: Settings) -> str:
     return timing.name if isinstance(timing, Spec) else str(s.timing)
 
 
-def caution_evaluations(every: Every, end: float, updates: int, steps: int) -> None:
-    """Warn of evaluations that the settings ask for after the end of the run; start and end are always evaluated.
+def caution_late(s: Settings, every: Every, end: float, updates: int, steps: int) -> None:
+    """Warn of what the settings put after the end of the run: evaluations, except its start and end; a drift of speeds.
 
     ``end``: of the run, in virtual seconds; ``updates``, ``steps``: how many arrivals and server steps it has.
     """
+    for text in [] if s.faults is None or own.is_own(s, "faults") else names.texts_in("faults", str(s.faults))[0]:
+        fault = registry.spec("faults", FAULTS, text)
+        if fault.name == "drift" and fault.options["at"] >= end:
+            late = f"faults: no drift at {fault.options['at']:g} s because the run ends after {end:g} s"
+            warnings.warn(late, RunWarning, stacklevel=2)
     if every.at is not None:
         late = [moment for moment in every.at if moment > end * SLACK]
         if late:

@@ -23,7 +23,7 @@ from fedjax_async.config.adaptive import adaptive, looking_of
 from fedjax_async.config.budget import refuse_budget
 from fedjax_async.config.cautions import (
     caution_decay,
-    caution_evaluations,
+    caution_late,
     caution_feedback,
     caution_ignored,
     caution_own_timing,
@@ -210,8 +210,8 @@ def planned(
     end = s.time if s.time is not None and not spent else float(schedule.time[-1])
     within = every.at is None or not certain or min(every.at) <= end
     check.require(within, "eval_at", s.eval_at, f"times with at least one in the run, which ends after {end:g} s")
-    if certain and every != Every():
-        caution_evaluations(every, end, len(schedule.job), int(schedule.closes.sum()))
+    if certain and (every != Every() or s.faults is not None):
+        caution_late(s, every, end, len(schedule.job), int(schedule.closes.sum()))
     return schedule, evaluation_points(schedule, every, horizon=None if spent else s.time)
 
 

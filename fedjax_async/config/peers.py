@@ -20,7 +20,7 @@ from fedjax_async.config.budget import ended_early, rounded_up, with_early_end
 from fedjax_async.config.cautions import (
     caution_copies,
     caution_epidemic,
-    caution_evaluations,
+    caution_late,
     caution_feedback,
     caution_fragments,
     caution_masses,
@@ -229,7 +229,7 @@ def planned_peers(
     end = s.time if s.time is not None and not spent else float(schedule.end.max())
     within = every.at is None or min(every.at) <= end
     check.require(within, "eval_at", s.eval_at, f"times with at least one in the run, which ends after {end:g} s")
-    caution_evaluations(every, end, len(schedule.client), len(schedule.client))
+    caution_late(s, every, end, len(schedule.client), len(schedule.client))
     caution_fragments(schedule)
     node = bound(run.components.rule, run.components.hyper)
     if node.cumulative:

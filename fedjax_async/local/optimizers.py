@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_async.base import check, factories, registry
+from fedjax_async.base import check, factories, registry, tree
 from fedjax_async.geometry import MANIFOLDS
 from fedjax_async.geometry import manifold as manifolds
 from fedjax_async.local.sharpness import nearby, nearby_in_scale, sharpness_aware
@@ -68,10 +68,10 @@ def adamw(
 
 
 def _shortened(longest: Traced) -> optax.GradientTransformation:
-    """``optax.clip_by_global_norm``, which fails for leaves of 16 bits where ``longest`` is traced."""
+    """``optax.clip_by_global_norm``, which sums leaves of 16 bits in 16 bits, and fails where ``longest`` is traced."""
 
     def update(gradient: Params, _: Params) -> Params:
-        norm = optax.tree.norm(gradient)
+        norm = tree.norm(gradient)
 
         def shortened(leaf: Array) -> Array:
             return jnp.where(norm < longest, leaf, leaf / norm.astype(leaf.dtype) * jnp.asarray(longest, leaf.dtype))
