@@ -27,7 +27,7 @@ PARTS = {
     "tables": ("--tables", "1"),
     "accelerator": ("--queue", "--only", "memory, logistic", "profile, MLP-64, constant"),
 }  # the parts of long scripts that CI runs; the whole scripts are slow tests
-WHOLE = {"accelerator": ("--queue",)}
+WHOLE = {"accelerator": ("--queue", "--together", "2", "--minutes", "60")}
 
 
 def scripts(benchmarks):

@@ -23,9 +23,9 @@ from fedjax_async.config.adaptive import adaptive, looking_of
 from fedjax_async.config.budget import refuse_budget
 from fedjax_async.config.cautions import (
     caution_decay,
-    caution_late,
     caution_feedback,
     caution_ignored,
+    caution_late,
     caution_own_timing,
     caution_shared,
 )

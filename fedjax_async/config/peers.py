@@ -20,9 +20,9 @@ from fedjax_async.config.budget import ended_early, rounded_up, with_early_end
 from fedjax_async.config.cautions import (
     caution_copies,
     caution_epidemic,
-    caution_late,
     caution_feedback,
     caution_fragments,
+    caution_late,
     caution_masses,
 )
 from fedjax_async.config.checked_parts import sent_by_nodes

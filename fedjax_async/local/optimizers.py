@@ -74,7 +74,9 @@ def _shortened(longest: Traced) -> optax.GradientTransformation:
         norm = tree.norm(gradient)
 
         def shortened(leaf: Array) -> Array:
-            return jnp.where(norm < longest, leaf, leaf / norm.astype(leaf.dtype) * jnp.asarray(longest, leaf.dtype))
+            wide = tree.wide(leaf)
+            short = wide / norm.astype(wide.dtype) * jnp.asarray(longest, wide.dtype)
+            return jnp.where(norm < longest, leaf, short.astype(leaf.dtype))
 
         return jax.tree.map(shortened, gradient)
 

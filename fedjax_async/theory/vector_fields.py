@@ -269,8 +269,18 @@ def _flat(field: Field, unravel: Callable[[Array], Params]) -> Callable[[Array],
 def _directions(key: Key, flat: Array, pairs: int) -> Array:
     """Orthogonal random directions of length sqrt(D); float[P, D], P the smaller of ``pairs`` and D."""
     wide = flat.dtype if flat.dtype.itemsize >= 4 else jnp.float32  # half precision has no decomposition
-    basis, _ = jnp.linalg.qr(jax.random.normal(key, (flat.size, min(pairs, flat.size)), wide))
+    basis = _orthonormal(jax.random.normal(key, (flat.size, min(pairs, flat.size)), wide))
     return flat.size**0.5 * basis.T.astype(flat.dtype)
+
+
+@jax.custom_batching.sequential_vmap
+def _orthonormal(columns: Array) -> Array:
+    """An orthonormal basis of the columns of float[D, P], one matrix after the other.
+
+    In a batch, jaxlib's decomposition on a CPU keeps a thread waiting for others: two of them in a program wait for each
+    other for ever on two cores.
+    """
+    return jnp.linalg.qr(columns)[0]
 
 
 def _derivatives(field: Field, flat: Array, unravel: Callable[[Array], Params]) -> tuple[Field, Field]:

@@ -61,6 +61,7 @@ TIME, UPDATES, STEPS = {"time": 40.0}, {"updates": 12}, {"server_steps": 4, "met
 NODES = {"method": "independent"}
 AFTER = [
     ({"eval_at": "20,50,60"}, "eval_at: no evaluation at 2 of 3 moments, from 50 s on, because"),
+    ({"faults": "drop:probability=0+drift:at=41,factor=1"}, "faults: no drift at 41 s because the run ends after 40 s"),
     ({"eval_time": 41.0}, "eval_time = 41: longer than the run, which ends after 40 s: only its start"),
     ({"eval_updates": 13}, "eval_updates = 13: longer than the run, which has 12 updates"),
     ({"eval_updates": 1234567}, "eval_updates = 1234567: longer than the run, which has 12 updates"),

@@ -146,10 +146,11 @@ def test_constant_is_no_decay_and_the_linear_one_begins_full_in_each_job():
     np.testing.assert_allclose(DECAYS["linear"]().factor(jnp.arange(2), jnp.int32(2)), [1, 0.5])
 
 
-def test_gradients_of_16_bits_are_shortened_to_a_traced_length():
+@pytest.mark.parametrize(("kind", "size"), [(jnp.bfloat16, 10), (jnp.float16, 5e4)])  # squares beyond float16
+def test_gradients_of_16_bits_are_shortened_to_a_traced_length(kind, size):
     def step(clip):
-        optimizer, params = OPTIMIZERS["adamw"](0.1, clip=clip, eps=1.0), {"w": jnp.ones(2, jnp.bfloat16)}
-        return tree.optimize(optimizer, {"w": 10 * params["w"]}, optimizer.init(params), params)[0]["w"]
+        optimizer, params = OPTIMIZERS["adamw"](0.1, clip=clip, eps=1.0), {"w": jnp.ones(2, kind)}
+        return tree.optimize(optimizer, {"w": size * params["w"]}, optimizer.init(params), params)[0]["w"]
 
     moved = 1 - jax.jit(step)(jnp.float32(2**0.5)).astype(float)  # the gradient is then (1, 1)
     np.testing.assert_allclose(moved, 0.1 * 1 / (1 + 1.0), rtol=0.05)

@@ -1,5 +1,6 @@
 """Antisymmetry, dense and from random pairs, against NumPy; the cost and the standard error of the second form."""
 
+import re
 from functools import partial
 
 import jax
@@ -180,6 +181,14 @@ def test_the_field_is_evaluated_once_for_all_pairs():
         return str(jaxpr).count("= tanh")
 
     assert uses(2) == uses(8) == 1
+
+
+def test_directions_are_decomposed_one_matrix_after_the_other():
+    """jaxlib's batched decompositions wait for each other for ever, if a program has as many as there are cores."""
+    field, x = random_map()
+    keys = jax.random.split(jax.random.key(0), 5)
+    jaxpr = jax.make_jaxpr(jax.vmap(lambda key: estimate_curl(key, field, x, pairs=3)))(keys)
+    assert re.search(r"f64\[12,3\] \w+:f64\[3,3\] = qr\[", str(jaxpr))
 
 
 def doubled(x):
