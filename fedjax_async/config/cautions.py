@@ -109,11 +109,11 @@ def caution_late(s: Settings, every: Every, end: float, updates: int, steps: int
 
     ``end``: of the run, in virtual seconds; ``updates``, ``steps``: how many arrivals and server steps it has.
     """
-    for text in [] if s.faults is None or own.is_own(s, "faults") else names.texts_in("faults", str(s.faults))[0]:
-        fault = registry.spec("faults", FAULTS, text)
+    for one in [] if s.faults is None or own.is_own(s, "faults") else names.texts_in("faults", str(s.faults))[0]:
+        fault = registry.spec("faults", FAULTS, one)
         if fault.name == "drift" and fault.options["at"] >= end:
-            late = f"faults: no drift at {fault.options['at']:g} s because the run ends after {end:g} s"
-            warnings.warn(late, RunWarning, stacklevel=2)
+            text = f"faults: no drift at {fault.options['at']:g} s because the run ends after {end:g} s"
+            warnings.warn(text, RunWarning, stacklevel=2)
     if every.at is not None:
         late = [moment for moment in every.at if moment > end * SLACK]
         if late:

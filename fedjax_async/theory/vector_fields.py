@@ -277,8 +277,8 @@ def _directions(key: Key, flat: Array, pairs: int) -> Array:
 def _orthonormal(columns: Array) -> Array:
     """An orthonormal basis of the columns of float[D, P], one matrix after the other.
 
-    In a batch, jaxlib's decomposition on a CPU keeps a thread waiting for others: two of them in a program wait for each
-    other for ever on two cores.
+    In a batch, jaxlib's decomposition on a CPU keeps a thread waiting for others: two of them in a program wait for
+    each other for ever on two cores.
     """
     return jnp.linalg.qr(columns)[0]
 
