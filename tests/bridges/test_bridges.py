@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_async import Settings, models, sweep
+from fedjax_async import models
 from fedjax_async.bridges.flower import Rounds, facts_of, nodes_of_a_round, strategy
 from fedjax_async.config.methods import method_of
 from fedjax_async.models import read_arrays, write_arrays
@@ -59,16 +59,17 @@ def test_ours_runs_from_a_file_of_pytorch_and_writes_one(tmp_path):
         assert found[name].shape == array.shape and np.abs(found[name] - array).max() > 1e-4
 
 
-def test_the_changes_of_the_pages_table_are_accepted_for_its_job(engine):
+def test_the_changes_of_the_pages_table_are_accepted_for_its_job(tmp_path):
     cells = [code for line in PAGE.splitlines() if line.startswith("| ") for code in re.findall(r"`(.*?)`", line)]
     sweeps = [code for code in cells if code.startswith("sweep(")]
     changes = [code for code in cells if code not in sweeps]
     assert len(sweeps) == 1 and len(changes) >= 4, cells
-    names = {"Settings": Settings, "sweep": sweep}
-    exec(OURS.partition("run = ")[0] + "job |= {'model': 'logistic', 'initial': None, 'steps': 1}\n", names)
-    assert len(eval(sweeps[0], names).points) == 12
-    for change in changes:
-        eval(f"Settings(**{{**job, **dict({change})}})", names)
+    job = OURS.partition("run = ")[0] + "job |= {'model': 'logistic', 'initial': None, 'steps': 1}\n"
+    code = f"from fedjax_async import Settings, sweep\n{job}assert len({sweeps[0]}.points) == 12\n"
+    code += "".join(f"Settings(**{{**job, **dict({change})}})\n" for change in changes)
+    (tmp_path / "changes.py").write_text(code)
+    done = forked.python([str(tmp_path / "changes.py")], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
