@@ -123,6 +123,7 @@ def test_a_round_has_the_fastest_of_its_clients_and_lasts_as_long_as_they_need()
         start = np.sort(finish)[2]
         np.testing.assert_allclose(s.time[3 * k : 3 * k + 3], start, rtol=1e-12)
         start = s.time[3 * k]
+    assert (s.staleness == 0).all()
 
 
 def test_cohorts_are_drawn_uniformly_and_do_not_depend_on_the_delays():

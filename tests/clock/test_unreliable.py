@@ -40,7 +40,7 @@ AVAILABILITY_SPECS = [
 ]  # fmt: skip
 FAULT_SPECS = [
     "drop:probability=0.2", "duplicate:probability=0.3,delay=0.5", "crash:probability=0.2,restart=3",
-    "crash:rate=0.2,restart=1", "late:probability=0.3,extra=2,factor=1.5", "corrupt:probability=0.2",
+    "crash:rate=0.2,restart=1", "late:probability=0.3,extra=2,factor=1.5", "corrupt:probability=0.5",
     "groups:count=3,up=9,down=2", "drift:at=9,share=0.5,factor=3",
     "drop+duplicate+crash+late:factor=3+corrupt+groups:up=20,down=3+drift:at=20",
 ]  # fmt: skip
@@ -80,6 +80,8 @@ def test_every_policy_keeps_the_contract_whoever_is_there_and_whatever_fails(tim
     for client, time in zip(s.client.tolist(), s.dispatch_time.tolist()):
         start, end = online(client, time)
         assert start <= time * (1 + 1e-12) and end > time
+    drawn = job_faults([source.draw for source in bound.faults], s.client, s.number)
+    np.testing.assert_array_equal(s.corrupt, np.broadcast_to(drawn.corrupt, s.client.shape))
     assert availability or s.closes.sum() > 5
     assert availability or faults or len(s.job) == 60
     same(s, make(timing, delays, **given))
@@ -107,7 +109,8 @@ def test_a_longer_budget_continues_a_shorter_one(timing, budget, short, long, co
         known = earlier if name in ("dispatched_after", "version") else slice(None)
         np.testing.assert_array_equal(getattr(one, name)[known], getattr(two, name)[:jobs][known])
     settled = ~np.isin(one.outcome, [Outcome.UNDER_WAY, Outcome.GIVEN_UP])
-    np.testing.assert_array_equal(one.outcome[settled], two.outcome[:jobs][settled])
+    for name in ("outcome", "local_steps", "upload_time"):
+        np.testing.assert_array_equal(getattr(one, name)[settled], getattr(two, name)[:jobs][settled])
     whole = one.closes.nonzero()[0].max(initial=-1) + 1  # the step that the budget cut may differ in `closes`
     np.testing.assert_array_equal(one.closes[:whole], two.closes[:whole])
 
@@ -206,6 +209,8 @@ def test_a_plan_to_which_no_client_ever_comes_is_an_error(timing):
 @pytest.mark.parametrize("timing", ["every", "window:length=1", "cohort:size=3", "participation"])
 def test_a_plan_in_which_nothing_ever_arrives_is_an_error(timing, monkeypatch):
     monkeypatch.setattr("fedjax_async.clock.event_queue.FRUITLESS", 2000)
+    corrupt = make(timing, updates=30, faults="corrupt:probability=1")  # they arrive, and close no step
+    assert len(corrupt.job) == 30 and not corrupt.closes.any()
     for options in (
         {"faults": "drop:probability=1"},
         {"faults": "crash:probability=1"},
