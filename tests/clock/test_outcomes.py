@@ -119,6 +119,10 @@ BY_HAND = {
         "cohort:size=2", [[10], [10]], {"until": Until(steps=4), "faults": "drift:at=15,factor=3,share=1"},
         {"time": [10, 10, 30, 30, 60, 60, 90, 90]},
     ),
+    "new jobs are sent before the step to others than those that wait for it": (
+        "pace:bound=1,length=1,unknown=10,concurrency=2,sampling=round_robin", [[2], [9], [2], [2]], {"updates": 12},
+        {"client": (0, 1, 2, 3), "dispatch_time": (0, 0, 2, 4), "time": (9,), "version": (0, 0, 0, 0)},
+    ),
     # Client 1 comes at 8, and is too stale at 12, 6 s after the step at 6. Its next upload need not wait.
     "a look at which all uploads are dropped is no step": (
         "pace:bound=1,length=1,unknown=1,concurrency=2", [[6, 50], [8, 1]],

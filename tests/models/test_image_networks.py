@@ -10,7 +10,7 @@ from fedjax_async.base import tree
 from fedjax_async.models import from_flax, make
 from fedjax_async.models.alexnet_vgg import VGG
 from fedjax_async.models.mobilenet import Inverted, MobileNetV2
-from fedjax_async.models.norm import BatchNorm, Nothing
+from fedjax_async.models.norm import BatchNorm, Nothing, is_statistic
 from fedjax_async.models.resnet import Block, ResNet, part_means, pool_by_two
 
 IMAGENET = {"num_classes": 1000, "input_shape": (224, 224, 3)}
@@ -69,8 +69,12 @@ def test_small_images_work_too(spec):
     """A layer that would leave no pixel is skipped or pads."""
     shape = (16, 3) if "1d" in spec else (8, 8, 3)
     model = make(f"{spec},width=0.0625", num_classes=5, input_shape=shape)
-    params = jax.eval_shape(model.init, jax.random.key(0))
-    assert jax.eval_shape(model.apply, params, jnp.zeros((2, *shape))).shape == (2, 5)
+    params, x = jax.eval_shape(model.init, jax.random.key(0)), jnp.zeros((2, *shape))
+    assert jax.eval_shape(model.apply, params, x).shape == (2, 5)
+    assert (model.private is is_statistic) == ("local" in spec)
+    if model.train is not None:
+        out, moved = jax.eval_shape(model.train, params, x, jax.random.key(1), jnp.ones(2, bool))
+        assert out.shape == (2, 5) and jax.tree.map(jnp.shape, moved) == jax.tree.map(jnp.shape, params)
 
 
 # the same modules with fewer layers, so that a test compiles in seconds
