@@ -80,6 +80,7 @@ def test_quickstart_is_a_comparison_with_settings_of_its_own(made_at_once, capsy
     settings = json.loads((tmp_path / "runs/fedbuff_server_lr_1_buffer_size_3/seed_0/settings.json").read_text())
     assert settings["dataset"] == "fashion_mnist_6k" and settings["partition"] == "dirichlet:alpha=0.1"
     assert settings["time"] == 1500 and settings["updates"] is None
+    assert "accuracy, mean of last tenth (%)" in out and (tmp_path / "accuracy.png").exists()
 
 
 def test_plan_trains_nothing_and_draws_the_asked_seconds(capsys, monkeypatch, tmp_path):

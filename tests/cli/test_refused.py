@@ -21,8 +21,20 @@ PLAN = "plan --clients 4"
 LOGISTIC = f"{PLAN} --model logistic --steps 2"
 LONG = f"{LOGISTIC} --updates 6"
 MANY = "9" * 300
-OUTLESS = ("--overwrite", "--keep-best", "--no-plots", "--format svg,png")
-TRAINING = ("--stream csv", "--lanes 2", "--overwrite", "--dry-run", "--submit=local")
+OUTLESS = {
+    "--overwrite": "overwrite = True",
+    "--keep-best": "keep_best = True",
+    "--no-plots": "no_plots = True",
+    "--format svg,png": "format = 'svg,png'",
+}
+TRAINING = {
+    "--stream csv": "stream = ('csv',)",
+    "--lanes 2": "lanes = 2",
+    "--overwrite": "overwrite = True",
+    "--dry-run": "dry_run = True",
+    "--submit=local": "submit = 'local'",
+    "--keep-best": "keep_best = True",
+}
 SIZES = ("4 elephants", "GB", "0GB", "-1GB", "")
 FINALS = "must be last, best, tail (the mean of the last tenth of the evaluations)"
 OF_FILE = "must be a TOML file of settings, or the settings.json of a saved run; "
@@ -80,17 +92,17 @@ CALLS = [
     ("resume begun", "but a sweep or comparison goes on when its command is given once more"),
     ("resume cut", "cut off before it began: give the command that began it once more"),
     ("resume empty", "begun with --checkpoint"),
+    ("resume none", "there is no such folder"),
     ("resume done", "is finished"),
     # flags without effect
     (f"run --title One {SMALL}", "title = 'One': must be left out without a folder (--out)"),
-    *((f"run {flag} {SMALL}", "must be left out without a folder (--out)") for flag in OUTLESS),
+    *((f"run {flag} {SMALL}", f"{of}: must be left out without a folder (--out)") for flag, of in OUTLESS.items()),
     (f"run --no-plots {OUT} --title T", "title = 'T': must be left out with --no-plots"),
     (f"run --no-plots {OUT} --format pdf", "must be left out with --no-plots"),
     ("plan --title T", "title = 'T': must be left out without --gantt"),
     ("plan --width page", "width = 'page': must be left out without --gantt"),
     (f"{LONG} --until 50", "until = 50.0: must be left out without --gantt"),
-    ("sweep f.toml --collect --keep-best", "keep_best = True: must be left out with --collect"),
-    *((f"sweep f.toml --collect {flag}", "must be left out with --collect") for flag in TRAINING),
+    *((f"sweep f.toml --collect {flag}", f"{of}: must be left out with --collect") for flag, of in TRAINING.items()),
     # final values and drawings
     *((f"{command} --final first", f"final = 'first': {FINALS}") for command in ("compare asgd", "quickstart")),
     ("sweep f.toml --final tail:0", "final = 'tail:0': must be last"),
@@ -190,7 +202,7 @@ FILES = {
         (f"target = 70\n{SWEEP}{GRID}", "target = 70: must be between 0 and 1"),
         ("grid = 3\n", "grid = 3: must be a table, [grid]"),
         ("[points]\nlr = 1\n", "must be a table, [[points]]"),
-        (f"{SWEEP}{GRID}seeds = 4\n", "seeds: must stand above"),
+        (f"{SWEEP}{GRID}seeds = 4\n", "seeds: must stand above the first [table] of a sweep"),
         (f"{SWEEP}target = 0.7\n{GRID}", "target: must stand above"),
         (f"{SWEEP}[base.grid]\nlr = [0.1]\n", "grid.lr: must stand above"),
         (f"{SWEEP}[grid]\nlr = [{'9' * 310}]\n", "characters): must be a finite number"),
