@@ -266,7 +266,7 @@ PARTS = [
     ("model", models.from_flax(nn.Dense(3), input_shape=(5,)),
      r"^data.y = 'float32\[3, 3\]': must be integer labels .*argmax.*loss=", ONE_HOT),
     ("model", nn.Dense(3),
-     r".apply returned float32\[3, 8, 8, 3\]: must return \[3, classes\] .* x is float32\[3, 8, 8, 1\]", IMAGE_DATA),
+     r".apply returned float32\[3, 8, 8, 3\]: must return \[3, cl.* x is float32\[3, 8, 8, 1\]: flat", IMAGE_DATA),
     ("model", models.from_flax(nn.Dense(3), input_shape=(8, 8)),
      r".apply: must be .*it raised .*\(x is float32\[3, 8, 8, 1\]\)", IMAGE_DATA),
     ("model", with_loss(broadcasting),
