@@ -16,6 +16,7 @@ import pytest
 
 from fedjax_async import cli, compare, resume, simulate, sweep
 from fedjax_async.base import disk, factories, home, identity, inputs, notices
+from fedjax_async.clock.energy import ENERGY
 from fedjax_async.config import Settings, plugins, registries, sweeping
 from fedjax_async.config.inputs import with_files
 from fedjax_async.config.problem import data_of
@@ -129,10 +130,20 @@ READ_ONCE = {"cifar100", "tiny_imagenet"}  # runs read the prepared arrays
 
 @pytest.mark.parametrize(("kind", "more"), [("dataset", READ_ONCE), ("model", set())])
 def test_every_reader_of_a_path_is_in_the_table(kind, more):
-    """The others need no reader: their option ``path`` is the file."""
     known = {name: factory for name, factory in registries.REGISTRIES[kind].items() if callable(factory)}
     taking = {name for name, factory in known.items() if "path" in factories.options_of(factory)}
     assert taking - more == {name for field, name in MADE if field == kind}
+
+
+@pytest.mark.parametrize("kind", ["delay", "availability", "network", "energy", "partition", "topology"])
+def test_the_others_need_no_reader_since_their_option_path_is_the_file(tmp_path, kind):
+    (tmp_path / "a.csv").write_text("a,b\n")
+    known = {**registries.REGISTRIES, "energy": ENERGY}[kind].items()
+    names = [name for name, factory in known if "path" in factories.options_of(factory)]
+    for name in names:
+        found = getattr(with_files(Settings(updates=1, **{kind: f"{name}:path={tmp_path / 'a.csv'}"})), kind)
+        assert found.files == ((str(tmp_path / "a.csv"), inputs.digest(tmp_path / "a.csv")),)
+    assert names
 
 
 def described(**changes):
