@@ -190,6 +190,7 @@ def parts_of(figure):
         (UNKNOWN, {"used": np.arange(11) < 3, "until": 12.0}, "", True),
         (ROUNDS, {}, None, True),
         (LOSSY, {}, None, False),
+        (LOSSY, {"clients": [0], "offline": lambda client, until: np.array([[10.0, 12.0]])}, None, False),
         (FAULTY, {"clients": [4, 2], "offline": OFFLINE_TIMES, "until": 600.0}, None, True),
     ],
 )
