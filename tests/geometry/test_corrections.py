@@ -1,5 +1,6 @@
 """Delay corrections: against eq. 15 with its matrices, over arrivals with state, and every erratum and edge case."""
 
+import copy
 import functools
 
 import jax
@@ -105,20 +106,34 @@ def test_zero_drift_or_zero_change_gives_the_change(name):
 BY_HAND = {
     "asgd": lambda d, b: d,
     "fedasync": lambda d, b: d - b,
+    "dc_asgd": lambda d, b: textbook.corrected(d, b, 0.04, np.diag(d * d)),
+    "dc_asgd_a": textbook.DCASGDa(9),
+    "orthocorrect": lambda d, b: textbook.ortho_correct(d, b, 0.0, 0.0),
     "orthograd": textbook.surgery,
     "orthopos": lambda d, b: textbook.ortho_correct(d, b, 1.0, 0.0),
     "orthostrict": lambda d, b: d - np.outer(b, b) @ d / (b @ b),
+    "orthodyn": textbook.OrthoDyn(),
 }
+
+
+@pytest.mark.float64
+@pytest.mark.parametrize("name", CORRECTIONS)
+def test_arrivals_equal_eq_15_by_default(name):
+    """Many arrivals, in which OrthoDyn switches, are in ``tests/server/test_rules.py``."""
+    init, correct = corrector(name)
+    book, deltas, shifts = copy.deepcopy(BY_HAND[name]), trees(5, 4), trees(6, 4)
+    state = init(deltas[0])
+    for delta, shift in zip(deltas, shifts):
+        have, state = correct(delta, shift, state)
+        close(flat(have), book(flat(delta), flat(shift)))
 
 
 @pytest.mark.float64
 @pytest.mark.parametrize("name", PHASES)
 def test_a_phase_of_orthodyn_is_the_correction_of_its_name(name):
-    """The others over many arrivals, with their memory, are in ``tests/server/test_rules.py``."""
     delta, shift = trees(4, 2)
     for each in (shift, scaled(shift, -1.0)):
         close(once("orthodyn", delta, each, phases=(name,)), once(name, delta, each))
-        close(flat(once(name, delta, each)), BY_HAND[name](flat(delta), flat(each)))
 
 
 def phases_of(correction, sizes, facts=Facts()):

@@ -62,19 +62,22 @@ def adapted(uploads, clip, quantile, rate, draws):
 
 
 @pytest.mark.float64
-@pytest.mark.parametrize(("adapts", "closes_by_itself"), [(False, False), (True, False), (True, True)])
-def test_clip_and_noise_equal_numpy(adapts, closes_by_itself):
+@pytest.mark.parametrize(
+    ("deviation", "adapts", "closes_by_itself"), [(0.2, False, False), (0.2, True, False), (0.0, True, True)]
+)
+def test_clip_and_noise_equal_numpy(deviation, adapts, closes_by_itself):
     rule = fedbuff(staleness="constant", server_lr=1.0)
     if closes_by_itself:
         rule = rule._replace(receive=received(rule), close=None)
     own = {"quantile": 0.4, "rate": 0.7, "count_deviation": 0.3} if adapts else {}
-    path, info = path_of(differentially_private(rule, clip=2.5, deviation=0.2, **own), UPLOADS, key=KEYS)
+    path, info = path_of(differentially_private(rule, clip=2.5, deviation=deviation, **own), UPLOADS, key=KEYS)
     columns = jax.tree.map(np.asarray, info.columns)
     zero = jax.tree.map(jnp.zeros_like, start_params())
     units = np.array([flat(noised(key, zero, jnp.float64(1.0))) for key in KEYS])
-    draws = [0.3 * float(jax.random.normal(jax.random.fold_in(key, 1), (), float)) for key in KEYS]
+    noisy = 0.3 if deviation else 0.0
+    draws = [noisy * float(jax.random.normal(jax.random.fold_in(key, 1), (), float)) for key in KEYS]
     clips = adapted(UPLOADS, 2.5, 0.4, 0.7, draws) if adapts else np.full(12, 2.5)
-    np.testing.assert_allclose(path, averaged(UPLOADS, clips, 0.2 * clips[:, None] * units), rtol=1e-12)
+    np.testing.assert_allclose(path, averaged(UPLOADS, clips, deviation * clips[:, None] * units), rtol=1e-12)
     np.testing.assert_allclose(columns["clip"], clips, rtol=1e-12)
     assert len(set(clips.tolist())) == (4 if adapts else 1)
     accepted = np.array([u.examples > 0 for u in UPLOADS])
@@ -221,7 +224,10 @@ test_wrong_options_are_refused = refusals(
 
 
 test_parts_that_do_not_fit_are_refused = refusals(
-    (lambda: combined([PRIVACY["secure"](), PRIVACY["secure"](size=3)]), "^parts for secure sums = 2: must be at most"),
+    (
+        lambda: combined([PRIVACY["secure"](), PRIVACY["secure"](size=3)]),
+        "^parts for secure sums = 2: must be at most one of a kind$",
+    ),
     (lambda: ATTACKS["alie"](clients="0+9").who.drawn(8, None), "clients = 9: must be a whole number from 0 to 7"),
 )
 
