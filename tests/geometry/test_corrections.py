@@ -121,7 +121,7 @@ BY_HAND = {
 def test_arrivals_equal_eq_15_by_default(name):
     """Many arrivals, in which OrthoDyn switches, are in ``tests/server/test_rules.py``."""
     init, correct = corrector(name)
-    book, deltas, shifts = copy.deepcopy(BY_HAND[name]), trees(5, 4), trees(6, 4)
+    book, deltas, shifts = copy.deepcopy(BY_HAND[name]), trees(5, 12), trees(6, 12)
     state = init(deltas[0])
     for delta, shift in zip(deltas, shifts):
         have, state = correct(delta, shift, state)

@@ -63,8 +63,7 @@ def test_an_upload_that_the_rule_rejects_leaves_its_client_and_the_others_where_
     state, row = rule.init(start_params(), Facts(CLIENTS))
     zero = jax.tree.map(jnp.zeros_like, start_params())
     given = arrival(start_params(1), start_params(), 0, 1, key=jax.random.key(1))
-    if name == "adpsgd":  # so that its models differ
-        state, _, _ = received(rule)(state, row, given)
+    state, _, _ = received(rule)(state, row, given)  # so that the models differ
     before = rule.params(state), [rule.dispatch(state, row, Request(client=i))[0].params for i in (0, 1)]
     for lost in (given._replace(staleness=jnp.int32(5)), given._replace(upload=zero, weight=jnp.asarray(0.0))):
         after, memory, info = received(rule)(state, row, lost)
