@@ -75,8 +75,6 @@ def play(rule, client, timetable, *, server):
         for i, version, accepted in step:
             message = messages[version]
             upload, own[i] = job_of(client)(message, own[i], client_data(i), jnp.int32(STEPS[i]))
-            if not accepted:
-                upload = jax.tree.map(jnp.zeros_like, upload)
             told = {"weight": float(SIZES[i]) * accepted, "local_steps": jnp.int32(STEPS[i]), "extra": message.extra}
             state, memory, _ = receive(state, memory, arrival(upload, message.params, t - version, i, **told))
         state, memory = close(state, memory)
