@@ -52,7 +52,7 @@ jax.config.update("jax_include_full_tracebacks_in_locations", False)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
-hypothesis.settings.register_profile("local", deadline=None)
+hypothesis.settings.register_profile("local", deadline=None, max_examples=60)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, database=None, max_examples=60)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
