@@ -31,11 +31,11 @@ from fedjax_async.engine.watching import Observer, Verdict
 from fedjax_async.local import feedback, local_steps
 from fedjax_async.types import Probe
 from tests.engine import problem
-from tests.engine.problem import MODEL, SIZES, Killed, client, close, killer, same
+from tests.engine.problem import MODEL, SIZES, Killed, client, close, killer, on_an_accelerator, same
 
 pytestmark = pytest.mark.float64
 EVERY, DELAY = Every(updates=5), "lognormal:mean=1,heterogeneity=0.5"
-LOOP = {"batching": "loop", "max_width": 2, "lanes": 2}
+LOOP, VMAP = {"batching": "loop", "max_width": 2, "lanes": 2}, {"batching": "vmap", "max_width": 2, "lanes": 1}
 STEPS = local_steps(np.array(SIZES), batch_size=4, epochs=2.0)
 PRIOR = Prior(len(SIZES), np.array(SIZES), 1.0 + np.arange(len(SIZES)), STEPS, 3)
 FAULTY = {"faults": "drop:probability=0.2+crash:probability=0.1,restart=2+corrupt:probability=0.1"}
@@ -271,7 +271,7 @@ def each_alone(name, observers=(None,) * 3):
 
 
 def together(name, observers=(None,) * 3, policies=None, **how):
-    return side_by_side(*members(name, policies), observers, Execution(**LOOP, **how))
+    return side_by_side(*members(name, policies), observers, Execution(**LOOP | how))
 
 
 def decided(runs):
@@ -295,6 +295,22 @@ def test_each_run_equals_the_run_alone_bit_for_bit(name):
         nominal = compressed(BUFFER, **FAULTY | LINK).schedule
         takes = [np.mean(s.upload_time[s.job] - s.dispatch_time[s.job]) for s in (schedule, nominal)]
         assert takes[0] < takes[1], "compressed uploads are shorter than the longest one"
+
+
+@pytest.mark.slow_cases("losses")
+@pytest.mark.parametrize("name", ["oort", "losses"])
+def test_off_the_cpu_and_in_batches_they_equal_the_runs_alone_also_if_they_are_killed(tmp_path, name):
+    """Messages of known number, and all runs evaluated by one call; with ``losses`` flat states and a memory."""
+    want = each_alone(name)
+    with on_an_accelerator():
+        with pytest.raises(Killed):
+            together(name, keeper=Keeper(tmp_path, 5, {}), progress=killer(26), **VMAP)
+        assert completed(tmp_path)[-1] > 18
+        have = together(name, keeper=Keeper(tmp_path, 5, {}), **VMAP)
+    for one, other in zip(have, want, strict=True):
+        same(list(one[0]), list(other[0]))
+        close(learned(one[1])[:3], learned(other[1])[:3], 1e-10)
+        same(one[1].in_vain, other[1].in_vain)
 
 
 @pytest.mark.parametrize(("name", "row", "updates"), [("oort", 1, 26), ("oort", 0, 36), ("withheld", 0, 30)])

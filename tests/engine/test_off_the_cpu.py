@@ -80,9 +80,9 @@ def seeds(rule, delay, **conditions):
 
 
 @pytest.mark.usefixtures("off_the_cpu")
-@pytest.mark.parametrize("options", [{}, {"per_client": True}])
-def test_runs_side_by_side_equal_the_oracle_and_are_evaluated_in_one_call_where_they_are_due_together(options):
-    cases = seeds("fedasync", EQUAL)
+@pytest.mark.parametrize(("delay", "options"), [(EQUAL, {}), (EQUAL, {"per_client": True}), (RANDOM, {})])
+def test_runs_side_by_side_equal_the_oracle_and_are_evaluated_in_one_call_where_they_are_due_together(delay, options):
+    cases = seeds("fedasync", delay)
     stack, calls = stack_of(*cases, of_stack=options, **LAYOUT), []
 
     def counting(name, program):
@@ -92,7 +92,7 @@ def test_runs_side_by_side_equal_the_oracle_and_are_evaluated_in_one_call_where_
     counted = {"scores": scores, "evaluate_runs": counting("evaluate_runs", stack.programs.evaluate_runs)}
     equal_to_the_oracle(stack._replace(programs=stack.programs._replace(**counted)), cases, **options)
     if not options:
-        assert calls == ["evaluate_runs"] * len(stack.members[0].points.time)
+        assert (calls == ["evaluate_runs"] * len(stack.members[0].points.time)) == (delay == EQUAL)
 
 
 @pytest.mark.parametrize(("backend", "runs"), [("gpu", 1), ("cpu", 2)])

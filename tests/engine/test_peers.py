@@ -16,6 +16,7 @@ from fedjax_async.engine.components import Components
 from fedjax_async.engine.peer_probes import NodesProbe
 from fedjax_async.engine.peer_reference import run_peer_reference
 from fedjax_async.engine.peer_run import make_peer_member, make_peer_stack, peer_layout_of, run_peer_waves
+from fedjax_async.engine.run import run_stack
 from fedjax_async.engine.stacking import shape_of
 from fedjax_async.engine.watching import Observer, Verdict
 from fedjax_async.local import job_key, local_steps, run_job
@@ -174,15 +175,19 @@ def test_rejected_uploads_leave_the_mixture_or_end_the_run():
 @pytest.mark.float64
 def test_off_the_cpu_the_events_of_a_turn_are_written_at_once():
     """Of two runs side by side, whose messages have two fragments."""
-    given, _ = wanted()
+    given, want = wanted()
+    other = given._replace(key=jax.random.key(77))
     with on_an_accelerator():
-        members = [make_peer_member(*given), make_peer_member(*given._replace(key=jax.random.key(77)))]
+        members = [make_peer_member(*given), make_peer_member(*other)]
         layout = peer_layout_of(members, max_width=4)
         stack = make_peer_stack(members, layout, shape_of(layout))
         carry = stack.programs.start(stack.tables, stack.params)
         span = np.zeros(2, np.int32)
         traced = peer_programs.write(False, None).trace(stack.tables, carry, stack.programs.buffers(), span)
-    assert not {"while", "cond"} & {eqn.primitive.name for eqn in traced.jaxpr.eqns}
+        assert not {"while", "cond"} & {eqn.primitive.name for eqn in traced.jaxpr.eqns}
+        first, second = run_stack(stack)
+    agree(first, want)
+    agree(second, run_peer_reference(*other))
 
 
 @pytest.mark.float64

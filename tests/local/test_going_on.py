@@ -1,7 +1,4 @@
-"""Clients that take in a second message in mid-job, against float64 NumPy; and which runs are refused.
-
-``tests/test_worlds.py`` has the engine against the oracle.
-"""
+"""Clients that take in a second message in mid-job, against NumPy and the oracle; and which runs are refused."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +9,9 @@ import pytest
 from fedjax_async import Settings, local
 from fedjax_async.clock.midway import midway
 from fedjax_async.config import prepare
+from fedjax_async.engine import run_reference, run_waves
 from fedjax_async.types import ClientData, Message, Model
+from tests.engine import problem
 from tests.local.textbook import sgd
 from tests.refusals import refusals
 
@@ -54,6 +53,18 @@ def test_a_share_of_the_second_message_is_mixed_into_the_unfinished_model(proxim
     np.testing.assert_allclose(fresh + upload, descended(begun, 5, proximal), rtol=1e-12)
     upload, _ = job(client, state, later, 2)  # the first part of the next job starts from its message
     np.testing.assert_allclose(later + upload, descended(later, 2, proximal), rtol=1e-12)
+
+
+@pytest.mark.float64
+def test_the_engine_equals_the_oracle_with_second_messages():
+    """Each client has its own number of steps; some have one, and no second message. Worlds hardly ever have midway."""
+    given = problem.case("fedasync", "midway:at=0.5,size=2", sizes=(3, 9, 4, 13, 6))
+    goes_on = local.going_on(problem.client(), 0.6)
+    given = problem.changed(given, client=goes_on)
+    want = run_reference(*given)
+    problem.close(run_waves(*given).params, want.params, 1e-12)
+    never = run_reference(*problem.changed(given, client=goes_on._replace(unsent=lambda before, after: after)))
+    assert np.abs(never.params["output"]["kernel"] - want.params["output"]["kernel"]).max() > 1e-4
 
 
 def test_a_client_whose_upload_is_no_change_of_params_cannot_go_on():
