@@ -152,26 +152,30 @@ NUMBERS = {"steps": int, "max_staleness": int, "norm_limit": float, "ditto": flo
 ALIKE: dict[str, list[str]] = {
     "optimizer": ["adam adamw", "sam asam"],
     "decay": ["linear exponential cosine warmup"],
-    "compress": ["identity cast sign scaled_sign topk topk_fast", "randk qsgd topk_qsgd"],  # without and with a key
+    # without and with a key
+    "compress": ["identity cast sign scaled_sign topk topk_fast", "randk qsgd topk_qsgd centroids"],
     "method": [
         "fedavg fedprox fedavgm fedadagrad fedadam fedyogi fedasync asgd delay_adaptive_asgd ringmaster rennala fedbuff"
         " fadas fedcompass asynfl asynflc asynflc_ef",
         # the uploads of a step do not enter through their sum alone
         "fednova port fedmrur fedmedian trimmed_mean krum dc_asgd dc_asgd_a orthograd orthopos orthostrict orthodyn",
         # a memory of each client
-        "ca2fl fedvarp fedstale fedstaleweight mifa ace area malenia orthofl orthofl_released orthofl_pairwise",
+        "ca2fl fedvarp fedstale fedstaleweight mifa ace area malenia ringleader quafl adpsgd orthofl orthofl_released"
+        " orthofl_no_average orthofl_pairwise",
         "scaffold feddyn",  # a state of each client
         "floco asynccurve",  # messages and uploads of more than one model
         "pushcen pushcen_no_anchor pushcen_no_buffer pushcen_no_push_sum",
-        # an exchange is an axis of its own
-        "pushcen_full_models async_dfedavg swift swift_adflab push_sum_adflab independent dpsgd el_oracle el_local",
+        # an exchange is an axis of its own, but that of osgp goes with no other method
+        "pushcen_full_models async_dfedavg swift swift_adflab push_sum_adflab independent dpsgd el_oracle el_local sgp",
     ],
     "part": ["dominance momentum", "cyclic geodesic"],  # at one place
     "attack": ["sign_flip scaled", "alie inner_product"],
     "policy": ["power_of_choice oort pisces linear"],  # choose clients by their losses
     "measures": ["metrics"],
     "execution": ["max_width"],
-    "delay": ["normal half_normal uniform gamma", "lognormal exponential"],
+    "augment": ["crop flip"],
+    "energy": ["boards flat"],
+    "delay": ["normal half_normal uniform gamma pareto", "lognormal exponential"],
     "topology": ["torus complete star exponential", "random_regular erdos_renyi small_world"],
 }
 
@@ -186,11 +190,12 @@ def kind(axis: str, value: str | None) -> str:
     return str(value)
 
 
+ADAPTIVE = [name for name, method in METHODS.items() if method.policy is not None]  # they bring a policy
 # What the engine refuses, when it is called with the settings.
 NOT_TOGETHER = [
     ("run", "swept", "devices", "8"), ("execution", "lanes=2", "run", "swept"),
     *(("policy", policy, "devices", "8") for policy in SERVER_PROGRAM["policy"]),
-    *(("method", name, "devices", "8") for name, method in METHODS.items() if method.policy is not None),
+    *(("method", name, "devices", "8") for name in ADAPTIVE),
 ]  # fmt: skip
 # What a value may need beside it: a refusal that names the key is met with a companion first, if its axis is free.
 COMPANIONS: dict[str, World] = {
