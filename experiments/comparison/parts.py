@@ -28,8 +28,9 @@ from fedjax_async.config import plugins
 from fedjax_async.results import files
 
 DEFINITION = "definition.json"
-# By the system's name of the processor: its programs use the instructions that all such processors of ten years have.
-ALIKE = dict.fromkeys(("x86_64", "AMD64"), "--xla_cpu_max_isa=AVX2")
+# By the system's name of the processor: its programs use the instructions that all such processors of ten years have,
+# and neither approximations nor kernels of matrix products that differ between them.
+ALIKE = dict.fromkeys(("x86_64", "AMD64"), "--xla_cpu_max_isa=AVX2 --xla_cpu_enable_platform_dependent_math=false")
 
 
 class Asked(NamedTuple):
