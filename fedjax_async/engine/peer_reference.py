@@ -196,9 +196,8 @@ def run_peer_reference(
     by_end = np.argsort(schedule.end, kind="stable")
     visible = at_or_before(schedule.end[by_end], times)  # how many of by_end each evaluation sees
     events = np.sort(by_end[: visible[-1]])
-    shown = [
-        jax.device_get(nodes.model(who)) for who in range(schedule.num_clients)
-    ]  # as the next evaluation sees them
+    # as the next evaluation sees them
+    shown = [jax.device_get(nodes.model(who)) for who in range(schedule.num_clients)]
     latest: dict[int, Params] = {}  # event -> the node's model after it, until an evaluation has seen it
     scores: list[dict[str, np.ndarray]] = []
     records: list[dict[str, object]] = []

@@ -23,9 +23,7 @@ from fedjax_async.clock import check_schedule, trained_in_vain, with_derived_col
 from fedjax_async.engine.components import Client, Components, Hyper, Server, bound, facts_of
 from fedjax_async.engine.evaluation import EvaluationPoints, owners
 from fedjax_async.engine.measures import NOTHING, Measures, require_measurable
-from fedjax_async.engine.probes import (
-    held_out_rows,
-)
+from fedjax_async.engine.probes import held_out_rows
 from fedjax_async.engine.record import EngineResult, Progress, refuse
 from fedjax_async.engine.reference_measures import MeasuresByHand
 from fedjax_async.engine.reference_scores import ReferenceProbes, Tests, mean_of, table_of
@@ -34,6 +32,8 @@ from fedjax_async.local import arrival_key, job_key, run_steps
 from fedjax_async.server import begun, closed
 from fedjax_async.server.running_statistics import weights_in
 from fedjax_async.types import Array, Arrival, ClientData, Facts, Info, Key, Message, Params, Request, Schedule, State
+
+Trained = tuple[State, State, Array, bool, dict[str, Array]]  # upload, state of the client, norm, accepted, info
 
 
 @lru_cache(maxsize=64)
@@ -101,9 +101,7 @@ class _Federation:
         self.memory, self.kept = [memory] * len(data.size), [client.init(params)] * len(data.size)
         self.messages: dict[int, Message] = {}  # of jobs that are under way
         self.follow(schedule)
-        self.early: dict[
-            int, tuple[State, State, Array, bool, dict[str, Array]]
-        ] = {}  # job -> its result, if it was trained before it arrives
+        self.early: dict[int, Trained] = {}  # job -> its result, if it was trained before it arrives
         self.noted_in_vain: dict[int, dict[str, Array]] = {}  # job trained in vain -> what was recorded
         self.latest: dict[int, int] = {}  # client -> its last job
         self.sent, self.malicious = 0, data.malicious
@@ -125,8 +123,8 @@ class _Federation:
         x, y, order = self.pool
         return ClientData(x, y, order, self.components.data.offset[who], self.components.data.size[who])
 
-    def trained(self, job: int, applied: bool = True) -> tuple[State, State, Array, bool, dict[str, Array]]:
-        """``(upload, state of the client, norm, accepted, info)`` of a job; nothing changes.
+    def trained(self, job: int, applied: bool = True) -> Trained:
+        """The result of a job; nothing changes.
 
         The norm is that of the client's upload, NaN if the upload or the state is not finite.
         """
