@@ -137,8 +137,8 @@ def admitted(draft: World, fixed: World) -> tuple[World | None, list[str]]:
 
 
 def worlds_of(world: World) -> int:
-    """How many worlds its program has at most: tables of a stack and of an adaptive run have shapes of their own."""
-    if world["run"] == "swept" or world.get("policy") or world["method"] in ADAPTIVE:
+    """How many worlds its program has at most: tables of an adaptive run that is not swept have shapes of their own."""
+    if world["run"] != "swept" and (world.get("policy") or world["method"] in ADAPTIVE):
         return FEW
     return CLOCKS["nodes" if "topology" in world else "server"]
 

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import warnings
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +48,13 @@ def resumed(settings, folder, line):
     return found
 
 
-def swept(settings):
-    """The run as the second of a stack."""
-    return list(sweep(settings, {"lr": [0.05, settings["lr"]]}, lanes=1, progress=False).runs)[1]
+def swept(runs):
+    """Each run as one of two that differ in their rate, all of them in stacks that share programs."""
+    default = {field.name: field.default for field in fields(Settings)}
+    full = [default | run for run in runs]
+    apart = {name for name in default for run in full if run[name] is not full[0][name] and run[name] != full[0][name]}
+    points = [{name: run[name] for name in apart} | {"lr": rate} for run in full for rate in (0.05, run["lr"])]
+    return list(sweep(runs[0], points=points, lanes=1, progress=False).runs)[1::2]
 
 
 def close(have, want, start, line):
@@ -72,8 +77,15 @@ def programs_of_their_own():
         yield
 
 
-def compare(world: World, folder: Path, line: str) -> float:
+def as_drawn(world: World) -> Any:
+    """Inside, the engine runs on what the world asks for."""
+    return on_an_accelerator() if world["batching"] == ACCELERATOR else nullcontext()
+
+
+def compare(world: World, have: Any, folder: Path, line: str) -> float:
     """Assert that the engine equals the oracle in a world; ``line`` says how to draw it again.
+
+    ``have``: its run by the engine, or None.
 
     Returns how far the model has moved: where it has not, the comparison shows little. Infinity where it cannot, since
     every upload is rejected.
@@ -82,13 +94,9 @@ def compare(world: World, folder: Path, line: str) -> float:
     start = prepare(Settings(**settings)).params
     want = simulate(**settings, engine="reference")
     engine = settings | engine_of(world)
-    with on_an_accelerator() if world["batching"] == ACCELERATOR else nullcontext():
-        if world["run"] == "resumed":
-            have = resumed(engine, folder, line)
-        elif world["run"] == "swept":
-            have = swept(engine)
-        else:
-            have = simulate(**engine)
+    if have is None:
+        with as_drawn(world):
+            have = resumed(engine, folder, line) if world["run"] == "resumed" else simulate(**engine)
     for table in ("evaluations", "updates"):
         for name, column in getattr(want, table).items():
             np.testing.assert_allclose(getattr(have, table)[name], column, rtol=1e-8, atol=1e-10, err_msg=line)
@@ -108,11 +116,15 @@ def judge(day: int, number: int, drawn: Drawn, folder: Path) -> dict[str, Any]:
             warnings.simplefilter("ignore", expected)
         for why in drawn.refusals:
             assert "\n" not in why and len(why) < 600, f"{command} # {why!r}"
-        moved = []
-        for k, world in enumerate(drawn.worlds):
+        moved, worlds = [], drawn.worlds
+        have: list[Any] = [None] * len(worlds)
+        if worlds[0]["run"] == "swept":
+            with as_drawn(worlds[0]):
+                have = swept([settings_of(world) | engine_of(world) for world in worlds])
+        for k, world in enumerate(worlds):
             line = f"{command} # { ({axis: value for axis, value in world.items() if value is not None}) }"
             try:
-                moved.append(compare(world, folder / str(k), line))
+                moved.append(compare(world, have[k], folder / str(k), line))
             except Exception as error:
                 raise AssertionError(f"{type(error).__name__}: {line}") from error
     assert max(moved) > 1e-4, f"no model moves: {command} # {drawn.worlds[0]}"

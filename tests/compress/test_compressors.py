@@ -304,6 +304,18 @@ def test_a_chain_compresses_what_is_kept():
         chain(compress.sign(), topk()).compress(KEY, x)
 
 
+def test_the_parts_of_a_chain_draw_with_keys_of_their_own():
+    x, keys = textbook.vector("gaussian", 90), []
+
+    def noted(inner):
+        return inner._replace(
+            compress=lambda key, x: (keys.append(jax.random.key_data(key)), inner.compress(key, x))[1]
+        )
+
+    chain(noted(compress.randk(ratio=0.5)), noted(qsgd())).compress(KEY, x)
+    assert len({tuple(key.tolist()) for key in [*keys, jax.random.key_data(KEY)]}) == 3
+
+
 TREE = {
     "a": {"kernel": np.arange(-6, 6, dtype=np.float32).reshape(3, 4), "bias": np.float32([9, -9])},
     "b": {"kernel": 100 * np.ones((2, 2), np.float32), "empty": np.zeros((0, 3), np.float32)},

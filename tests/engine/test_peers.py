@@ -288,10 +288,15 @@ def test_little_memory_is_enough_with_shorter_batches():
     have = run_peer_waves(*given, **OPTIONS, memory_limit=enough)
     agree(have, want)
     assert have.counters["device_memory_bytes"] <= enough
+    widths = {3: None, 1: None}
+    assert [
+        peer_programs.PeerPrograms(*[None] * 2, widths, *[None] * 2, whole, *[None] * 2).number() for whole in (0, None)
+    ] == [9, 8]
 
 
 test_bad_input_is_refused_before_anything_compiles = refusals(
     ({"points": np.array([1.0, 2.0])}, "points = .*from 0"),
+    ({"points": np.zeros(0)}, "points = .*from 0"),
     ({"global_tests": "some"}, "global_tests = 'some'"),
     ({"order": "best"}, "order = 'best'"),
     ({"max_width": 0}, "max_width = 0"),

@@ -13,6 +13,7 @@ import pytest
 from fedjax_async.compress import COMPRESSORS, encode, identity, on_tree, scaled_sign, sign, topk, topk_qsgd
 from fedjax_async.local import keeping, local_training, run_job
 from fedjax_async.local.feedback import ef21, feedback, sent
+from fedjax_async.local.private import wrapping
 from fedjax_async.types import ClientAlgorithm, ClientData, Message
 from tests.compress import textbook
 from tests.local.made_up import MODEL, client_data, message, start_params
@@ -158,3 +159,4 @@ def test_what_is_private_passes_by():
         assert [np.shape(leaf) for leaf in jax.tree.leaves(state.kept)] == [np.shape(upload["x"])]
         assert state.kept["y"] is None and set(np.abs(upload["x"])) == {1}
         assert {name: int(value) for name, value in wrapped.info(state).items()}["values_bits"] == D
+        assert wrapping(wrapped).info((state, ())).keys() == wrapped.info(state).keys()

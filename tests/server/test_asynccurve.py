@@ -48,6 +48,15 @@ def test_messages_hold_the_last_step_that_moved():
     assert off.dispatch(off.init(start_params())[0], (), Request())[0].extra == ()
 
 
+def test_a_step_that_is_not_finite_is_rejected():
+    """An upload of the largest numbers is finite, and the curve through it is not."""
+    rule, large = asynccurve(step="curve"), unflat(np.full(D, 3e38))
+    state = rule.init(start_params(), Facts(CLIENTS, True, 3, 3))[0]
+    after, info = one(rule, Curve(unflat(np.full(D, -3e38)), large), state=state, extra=large)
+    assert info.weight == 0
+    np.testing.assert_array_equal(flat(rule.params(after)), flat(rule.params(state)))
+
+
 def test_steps_have_the_control_points_of_curves():
     assert set(CONTROLS) == set(geometry.CONTROL_POINTS)
 
