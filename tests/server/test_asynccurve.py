@@ -53,7 +53,7 @@ def test_a_step_that_is_not_finite_is_left_out_of_the_mean():
     rule, large = asynccurve(step="curve"), unflat(np.full(D, 3e38))
     state = rule.init(start_params(), Facts(CLIENTS, True, 3, 3))[0]
     bad = arrival(Curve(unflat(np.full(D, -3e38)), large), start_params(), extra=large)
-    state, memory, info = jax.jit(rule.receive)(state, (), bad)
+    state, _, info = jax.jit(rule.receive)(state, (), bad)
     assert info.weight == 0
     good = Curve(unflat(np.ones(D)), unflat(np.zeros(D)))
     moved = flat(rule.params(one(rule, good, state=state, extra=unflat(np.zeros(D)))[0])) - flat(start_params())
