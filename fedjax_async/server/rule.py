@@ -80,7 +80,8 @@ def rule(
       weighting: ``"uniform"`` (w_i = 1), ``"examples"`` (w_i = the client's example count), or a :class:`Weighting`.
       optimizer: followed by the ``steps`` of the transforms, if they bring any.
       aggregate: :func:`mean` or :func:`buffered`; the latter counts each direction once, whatever its w_i.
-      rate: multiplies the optimiser's update by ``rate(largest staleness of the accepted arrivals)``.
+      rate: multiplies the optimiser's update by ``rate(largest staleness of the accepted arrivals)``, before the
+        ``steps`` of the transforms.
 
     If every arrival closes its step, the state carries no aggregate from one arrival to the next.
 
@@ -96,7 +97,8 @@ def rule(
     check.kind("aggregate", aggregate, (Aggregate, type(None)), "an Aggregate, such as server.mean() makes")
     check.require(rate is None or callable(rate), "rate", rate, "a function of the staleness")
     chained = chain(*transforms)
-    stepper = optax.chain(optimizer, *chained.steps) if chained.steps else optimizer
+    stages = (optimizer, *(() if rate is None else (_RATED,)), *chained.steps)
+    stepper = optax.chain(*stages) if len(stages) > 1 else optimizer
     transform = chained._replace(steps=())
     aggregate = mean() if aggregate is None else aggregate
 
@@ -123,8 +125,8 @@ def rule(
     def close(state: RuleState, memory: State) -> tuple[RuleState, State]:
         direction, weight, emptied = aggregate.close(state.accumulated)
         direction = tree.cast_like(direction, state.params)
-        factor = None if rate is None else rate(state.oldest)
-        params, optimizer_state = _moved(stepper, state, direction, factor)
+        rated = {} if rate is None else {"rate": rate(state.oldest)}
+        params, optimizer_state = _moved(stepper, state, direction, rated)
         new = state._replace(
             params=tree.where(weight > 0, params, state.params),
             accumulated=() if state.facts.every_closes else emptied,
@@ -145,12 +147,21 @@ def _oldest(so_far: Array, arrival: Arrival, accepted: Array) -> Array:
     return jnp.where(accepted, jnp.maximum(so_far, arrival.staleness.astype(so_far.dtype)), so_far)
 
 
+def _times_rate(
+    change: Params, state: State, params: Params | None = None, *, rate: Array, **others: object
+) -> tuple[Params, State]:
+    return scaled(change, rate), state
+
+
+_RATED = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), _times_rate)
+
+
 def _moved(
-    optimizer: optax.GradientTransformation, state: RuleState, direction: Params, factor: Array | None
+    optimizer: optax.GradientTransformation, state: RuleState, direction: Params, rated: dict[str, Array]
 ) -> tuple[Params, State]:
     """The params after a server step along ``direction``, and the state of the optimiser."""
     gradient = scaled(weights_of(direction), -1.0)
-    weights, inner = tree.optimize(optimizer, gradient, state.optimizer, weights_of(state.params), factor)
+    weights, inner = tree.optimize(optimizer, gradient, state.optimizer, weights_of(state.params), **rated)
     return with_statistics(weights, jax.tree.map(jnp.add, state.params, direction)), inner
 
 

@@ -11,6 +11,7 @@ from fedjax_async.base import factories, registry
 from fedjax_async.config import method, plan_groups, prepare
 from fedjax_async.config.paths import changed, value_of, values_of
 from fedjax_async.config.settings import as_dict, fields_of
+from fedjax_async.geometry import MANIFOLDS, geodesic
 from fedjax_async.server import PARTS, SERVERS, with_parts
 from fedjax_async.types import Facts
 from tests.geometry.textbook import surgery
@@ -114,6 +115,25 @@ def test_a_part_is_the_option_of_rules_that_have_one_and_may_do_nothing(spec, op
     np.testing.assert_allclose(have, want, rtol=1e-12 if option == "fedbuff" else 1e-10, atol=1e-12)
     if option == "fedbuff":
         np.testing.assert_allclose(weights, same, rtol=1e-12)
+
+
+@pytest.mark.float64
+def test_parts_of_the_step_get_the_step_at_its_own_rate():
+    """FADAS cuts the rates of stale steps: momentum adds up the cut steps, and the geodesic leads to where they end."""
+    uploads = [u._replace(closes=True) for u in random_uploads(16, 20)]
+    plain, weights = path_of("fadas:server_lr=0.05", uploads)
+    start = flat(start_params())
+    at, moved, want = start, np.zeros_like(start), []
+    for step, weight in zip(np.diff([start, *plain], axis=0), weights, strict=True):
+        moved = 0.5 * moved + step if weight else moved
+        at = at + moved if weight else at
+        want.append(at)
+    have, _ = path_of("fadas:server_lr=0.05+momentum:beta=0.5", uploads)
+    np.testing.assert_allclose(have, want, rtol=1e-10)
+    half, _ = path_of("fadas:server_lr=0.05+geodesic:size=0.5", uploads)
+    np.testing.assert_allclose(
+        half[0], geodesic(MANIFOLDS["lorentz"](), jnp.asarray(start), jnp.asarray(plain[0]), 0.5), rtol=1e-10
+    )
 
 
 # --- by name ----------------------------------------------------------------------------------------
