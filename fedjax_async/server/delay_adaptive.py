@@ -8,6 +8,8 @@ minibatch SGD under arbitrary delays" (2022), whose released code has the same s
 
 from __future__ import annotations
 
+import numbers
+
 import jax.numpy as jnp
 import optax
 
@@ -39,7 +41,8 @@ def scale_late(tolerated: Traced | None, late: str) -> Transform:
         factor = jnp.where(tau > limit, short, jnp.ones_like(tau))
         return scaled(direction, factor), state, factor
 
-    return Transform(init, update, sums=late == "cut")
+    drops = late == "drop" or (isinstance(tolerated, numbers.Real) and tolerated == 0)
+    return Transform(init, update, sums=not drops)
 
 
 @takes(guards=guard_rails)
@@ -57,8 +60,9 @@ def delay_adaptive_asgd(
       server_lr: ``eta > 0``.
       tolerated: ``tau_C >= 0``, the number of jobs in flight. By default the number of clients: set it where the
         timing's ``concurrency`` is smaller.
-      late: ``cut`` or ``drop``. A dropped delta still closes its server step, which then changes nothing: a step of
-        size 0 is an iteration in the papers too. With the setting ``max_staleness`` it would be none (``ringmaster``).
+      late: ``cut`` or ``drop``; with ``tolerated = 0`` both drop. A dropped delta still closes its server step, which
+        then changes nothing: a step of size 0 is an iteration in the papers too. With the setting ``max_staleness`` it
+        would be none (``ringmaster``).
 
     Deviation: clients take local steps, and the delta is in place of the gradient. If a server step has several
     arrivals, their scaled deltas are averaged.

@@ -111,6 +111,7 @@ def test_which_rules_are_of_sums():
     assert not fedbuff(clip=1.0).sums and fedbuff(overstale_after=2.0, overstale=0.5).sums
     # the server would see the sum of those that it does not reject
     assert not fedbuff(overstale_after=2.0).sums and not server.delay_adaptive_asgd(late="drop").sums
+    assert not server.delay_adaptive_asgd(tolerated=0).sums and server.delay_adaptive_asgd(tolerated=0.5).sums
 
 
 def test_the_noise_is_divided_between_uploads_and_count():
