@@ -17,7 +17,14 @@ from fedjax_async.base.factories import takes
 from fedjax_async.server.aggregate import Sum, mean
 from fedjax_async.server.rule import guard_rails
 from fedjax_async.server.running_statistics import only_statistics, weights_of, with_statistics
-from fedjax_async.server.transforms import Transform, begun, require_no_steps, scaled, transformed
+from fedjax_async.server.transforms import (
+    Transform,
+    begun,
+    require_no_correction,
+    require_no_steps,
+    scaled,
+    transformed,
+)
 from fedjax_async.types import Arrival, Facts, Info, Message, Params, Request, ServerAlgorithm, State
 
 
@@ -48,6 +55,7 @@ def area(*, guards: Transform) -> ServerAlgorithm:
     model stays.
     """
     require_no_steps(guards, "area")
+    require_no_correction(guards, "area")
     average = mean()
 
     def init(params: Params, facts: Facts = Facts()) -> tuple[AreaState, Params]:

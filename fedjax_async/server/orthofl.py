@@ -23,6 +23,7 @@ from fedjax_async.server.transforms import (
     Transform,
     Weight,
     begun,
+    require_no_correction,
     require_no_steps,
     scale_by_staleness,
     towards_client,
@@ -248,6 +249,7 @@ def orthofl_no_average(*, per: str = "layer", guards: Transform) -> ServerAlgori
     ``W <- w_m + (W - start_m)_perp`` at every arrival, even if it closes no server step; ``per`` as in ``orthofl``.
     """
     require_no_steps(guards, "orthofl_no_average")
+    require_no_correction(guards, "orthofl_no_average")
     combine = orthogonal(per)
 
     def init(params: Params, facts: Facts = Facts()) -> tuple[Latest, Array]:

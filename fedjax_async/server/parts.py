@@ -59,7 +59,7 @@ def correction(
     """Correct each arriving delta for the server's drift since its start (AsyncManifold 2025, eq. 15).
 
     It is for rules that step along the clients' deltas. Rules that move towards the clients' models (FedAsync, OrthoFL,
-    FedDyn) and rules that correct deltas themselves refuse it.
+    FedDyn, AREA, QuAFL) and rules that correct deltas themselves refuse it.
 
     Args:
       by: a name in ``geometry.CORRECTIONS``: ``orthograd``, ``orthopos``, ``orthodyn``, ``dc_asgd_a`` ...

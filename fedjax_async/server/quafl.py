@@ -16,7 +16,14 @@ from fedjax_async.base import check, tree
 from fedjax_async.base.factories import takes
 from fedjax_async.server.aggregate import Sum, mean
 from fedjax_async.server.rule import guard_rails
-from fedjax_async.server.transforms import Transform, begun, require_no_steps, scaled, transformed
+from fedjax_async.server.transforms import (
+    Transform,
+    begun,
+    require_no_correction,
+    require_no_steps,
+    scaled,
+    transformed,
+)
 from fedjax_async.types import Arrival, Facts, Info, Message, Params, Request, ServerAlgorithm, State
 
 
@@ -47,6 +54,7 @@ def quafl(*, size: int = 10, guards: Transform) -> ServerAlgorithm:
     """
     check.whole("size", size)
     require_no_steps(guards, "quafl")
+    require_no_correction(guards, "quafl")
     average, own = mean(), size / (size + 1)
 
     def init(params: Params, facts: Facts = Facts()) -> tuple[QuaflState, Params]:

@@ -158,6 +158,12 @@ def require_no_steps(transform: Transform, rule: str) -> None:
     check.require(not transform.steps, "parts of the step", given, f"left out: {rule} takes its step by itself")
 
 
+def require_no_correction(transform: Transform, rule: str) -> None:
+    """Raise ``ValueError`` for a delay correction: the rule named ``rule`` steps along models, not along changes."""
+    if transform.first:
+        raise ValueError(f"correction: must be left out: {rule} takes the client's start plus its delta as its model")
+
+
 def scaled(params: Params, factor: Number) -> Params:
     """Every leaf times a scalar, in the dtype of the leaf."""
     return jax.tree.map(lambda leaf: leaf * jnp.asarray(factor, leaf.dtype), params)
