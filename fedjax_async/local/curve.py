@@ -157,7 +157,7 @@ def _control_epochs(order: str, given: int | None) -> int:
     check.one_of("order", order, ORDERS)
     check.require(order == "after" or given is None, "control_epochs", given, "left out unless order=after")
     epochs = 5 if given is None else given
-    check.whole("control_epochs", epochs)
+    check.whole("control_epochs", epochs, high=2**31 - 1)
     return epochs
 
 

@@ -152,20 +152,20 @@ def constant() -> Callable[[Array], Array] | None:
 def exponential(*, rate: float = 0.99, every: int = 1) -> Callable[[Array], Array]:
     """Multiply the local learning rate by ``rate ** (version / every)``: by ``rate`` every ``every`` server steps."""
     check.positive("rate", rate)
-    check.whole("every", every)
+    check.whole("every", every, high=2**31 - 1)
     return _of_version(optax.exponential_decay(1.0, transition_steps=every, decay_rate=rate))
 
 
 def cosine(*, steps: int = 500, floor: float = 0.0) -> Callable[[Array], Array]:
     """Multiply the learning rate by half a cosine from 1 to ``floor`` in ``steps`` server steps, then by ``floor``."""
-    check.whole("steps", steps)
+    check.whole("steps", steps, high=2**31 - 1)
     check.in_range("floor", floor, 0.0, 1.0)
     return _of_version(optax.cosine_decay_schedule(1.0, decay_steps=steps, alpha=floor))
 
 
 def warmup(*, steps: int = 10) -> Callable[[Array], Array]:
     """Increase the learning rate linearly to its full value over the first ``steps`` server steps."""
-    check.whole("steps", steps)
+    check.whole("steps", steps, high=2**31 - 1)
     return _of_version(lambda version: jnp.minimum(1.0, (version + 1.0) / steps))
 
 

@@ -161,7 +161,7 @@ def asynccurve(
         server step, which doubles their size.
     """
     check.positive("server_lr", server_lr)
-    check.whole("cycle", cycle)
+    check.whole("cycle", cycle, high=2**31 - 1)
     check.one_of("dominance", dominance, (True, False))
     check.below_one("momentum", momentum)
     check.one_of("momentum_on", momentum_on, ("curve", "space"))

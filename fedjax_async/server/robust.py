@@ -131,7 +131,8 @@ def _whole(field: str, value: object, low: int) -> None:
     check.non_negative(field, value)
     if isinstance(value, numbers.Real):
         number = float(value)
-        check.require(number >= low and number.is_integer(), field, value, f"a whole number >= {low}")
+        fits = low <= number < 2**31 and number.is_integer()
+        check.require(fits, field, value, f"a whole number from {low} to {2**31 - 1}")
 
 
 @takes(discounted=discount, guards=guard_rails)

@@ -33,7 +33,7 @@ def cyclic(*, highest: Traced, lowest: Traced, length: int) -> Callable[[Array],
     check.positive("highest", highest)
     check.positive("lowest", lowest)
     check.in_range("lowest", lowest, 0, 1)
-    check.whole("length", length)
+    check.whole("length", length, high=2**31 - 1)
 
     def rate(tau: Array) -> Array:
         real = jnp.result_type(float)

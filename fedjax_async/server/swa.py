@@ -51,9 +51,9 @@ def averaged(
     5.1 and Algorithm 1.
     """
     check.in_range("start", start, 0.0, 1.0)
-    check.whole("every", every)
+    check.whole("every", every, high=2**31 - 1)
     if overwrite is not None:
-        check.whole("overwrite", overwrite)
+        check.whole("overwrite", overwrite, high=2**31 - 1)
 
     def init(params: Params, facts: Facts = Facts()) -> tuple[AveragedState, State]:
         state, memory = begun(rule, params, facts)

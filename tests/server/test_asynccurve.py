@@ -117,6 +117,7 @@ def test_params_are_replaced_where_they_are_a_part_of_the_state():
 test_bad_options_are_refused = refusals(
     (lambda: averaged(asgd(), start=1.5), "^start = 1.5"),
     (lambda: averaged(asgd(), every=0), "^every = 0"),
+    (lambda: averaged(asgd(), every=2**31), "^every = 2147483648: must be a whole number from 1 to"),
     (lambda: averaged(asgd(), overwrite=0), "^overwrite = 0"),
     (lambda: server.scale_by_dominance(0.0), "^dominance = 0.0"),
     (lambda: asynccurve(correction="orthogard"), "^correction = 'orthogard': unknown"),

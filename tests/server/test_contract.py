@@ -163,9 +163,10 @@ RANGES = {
     "clip radius": [0, -1.0, INFINITE],
     "trim": [-0.1, 0.6, None],
     "byzantine": [-1, 1.5, None],
-    "select": [0, 1.5, None],
+    "select": [0, 1.5, None, 2**31],
     "size window": [0, 2.0, None],
-    "cycle overwrite vertices bends signal": [0, 2.5],
+    "cycle overwrite": [0, 2.5, 2**31],  # compared with counts of int32
+    "vertices bends signal": [0, 2.5],
 }
 OUT_OF_RANGE = {field: values for fields, values in RANGES.items() for field in fields.split()}
 
