@@ -59,12 +59,26 @@ def client_of(model: Model, s: Settings, batch_size: int, chosen: Method) -> Cli
         allowed = "float32 or float64: the client algorithm (client) computes as it was made"  # the params' dtypes
         check.require(s.compute != "bfloat16", "compute", s.compute, allowed)
         return own.lasting(given)
-    if given is not None:
-        used = with_factory(chosen, given)
-    else:
-        used = chosen if s.client is None else chosen._replace(client=registered_client(str(s.client)), plain_sgd=False)
+    used = _with_its_clients(s, chosen)
     _check_ignored(s, used, takes=factories.options_of(factory_of(used.client)))
     return training_of(model, s, batch_size, used)
+
+
+def _with_its_clients(s: Settings, chosen: Method) -> Method:
+    """The method with the factory of local training that the settings give, if they do."""
+    given = own.thing_of("client", s.client)
+    if given is not None:
+        return with_factory(chosen, given)
+    return chosen if s.client is None else chosen._replace(client=registered_client(str(s.client)), plain_sgd=False)
+
+
+def leaves_out(s: Settings, chosen: Method) -> bool:
+    """Whether local training leaves out the last partial batch of an epoch, as ``shuffle=false`` does."""
+    if isinstance(own.thing_of("client", s.client), ClientAlgorithm):
+        return False
+    options = client_spec(_with_its_clients(s, chosen)).options
+    shuffle = options.get("shuffle")
+    return shuffle is False or (shuffle is None and options.get("reference") == "released")
 
 
 def client_factory(s: Settings, usual: Method) -> Callable[..., ClientAlgorithm] | None:

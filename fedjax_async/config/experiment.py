@@ -42,10 +42,10 @@ from fedjax_async.config.protection import protecting, with_noise
 from fedjax_async.config.resolving import (
     checked,
     delay_of,
-    epochs_of,
     every_of,
     length_of_batch,
     model_for,
+    steps_of,
     until_of,
     with_objects,
     without_server,
@@ -61,7 +61,6 @@ from fedjax_async.engine.measures import NOTHING
 from fedjax_async.engine.probes import NO_PROBES, columns_of, resolved_probes
 from fedjax_async.engine.record import Progress
 from fedjax_async.engine.storage import RestoringClient, StoringServer, probe_restoring
-from fedjax_async.local import local_steps
 from fedjax_async.server import begun, check_capacity
 from fedjax_async.types import FederatedData, Run, Schedule
 
@@ -140,7 +139,7 @@ def resolve(settings: Settings) -> Resolved:
     model, shapes = model_for(s, data)
     batch_size = length_of_batch(s, data)
     trainer, server = client_of(model, s, batch_size, chosen), rule_spec(chosen)
-    steps = local_steps(data.size, batch_size=s.batch_size, epochs=epochs_of(s), steps=s.steps)
+    steps = steps_of(s, data, chosen)
     components = components_of(server, trainer, model, data)
     is_own = own.is_own(s, "method", "client")
     message, upload = sent_by_own(s, components, shapes) if is_own else trial.sent(components, shapes)

@@ -12,7 +12,6 @@ import jax
 import numpy as np
 
 from fedjax_async.base import check, tree
-from fedjax_async.base.method import Method
 from fedjax_async.base.notices import NotConnected
 from fedjax_async.clock import DelayModel, NothingArrives, Until, at_or_before
 from fedjax_async.config import contracts, own
@@ -27,11 +26,11 @@ from fedjax_async.config.cautions import (
 )
 from fedjax_async.config.checked_parts import sent_by_nodes
 from fedjax_async.config.clients import client_of, longest_message
-from fedjax_async.config.methods import client_spec, method_of
+from fedjax_async.config.methods import method_of
 from fedjax_async.config.peer_methods import exchange_of, peer_of, stays_of
 from fedjax_async.config.prepared import Evaluations, Experiment, shared_data
 from fedjax_async.config.problem import data_of, start_of
-from fedjax_async.config.resolving import checked, delay_of, epochs_of, every_of, length_of_batch, model_for, until_of
+from fedjax_async.config.resolving import checked, delay_of, every_of, length_of_batch, model_for, steps_of, until_of
 from fedjax_async.config.settings import Settings, as_dict
 from fedjax_async.engine.components import Components, bound, components_of, gradients_of
 from fedjax_async.engine.defaults import default_lanes
@@ -45,7 +44,6 @@ from fedjax_async.engine.record import EngineResult
 from fedjax_async.engine.run import Ready, run_stack
 from fedjax_async.engine.stacking import shape_of
 from fedjax_async.engine.tables import rows_of
-from fedjax_async.local import local_steps
 from fedjax_async.peers import Delivery, Exchange, PeerSchedule, plan_peers, topologies
 from fedjax_async.peers.checking import check_peer_schedule
 from fedjax_async.peers.synchronous import Overlapping
@@ -154,8 +152,7 @@ def resolve_peers(settings: Settings) -> PeerResolved:
     check.require(s.topology is None or len(data.size) > 1, "clients", len(data.size), allowed)
     model, shapes = model_for(s, data)
     trainer = client_of(_without_private(model), s, length_of_batch(s, data), chosen)
-    whole = _whole_batches(chosen) and s.client is None
-    steps = local_steps(data.size, batch_size=s.batch_size, epochs=epochs_of(s), steps=s.steps, whole_batches=whole)
+    steps = steps_of(s, data, chosen)
     components = components_of(peer_of(chosen, model, s.compress), trainer, model, data)
     _require_early(exchange, components, s)
     message, columns = sent_by_nodes(components, shapes)
@@ -175,13 +172,6 @@ def resolve_peers(settings: Settings) -> PeerResolved:
 def _without_private(model: Model) -> Model:
     """The model for local training: the node's row keeps the leaves that stay with it, so its client need not."""
     return model if model.private is None else model._replace(private=None)
-
-
-def _whole_batches(chosen: Method) -> bool:
-    """Whether local training leaves out the last partial batch of an epoch, as the released code does."""
-    options = client_spec(chosen).options
-    shuffle = options.get("shuffle")
-    return shuffle is False or (shuffle is None and options.get("reference") == "released")
 
 
 def _global_tests(s: Settings, data: FederatedData) -> str:

@@ -11,13 +11,14 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_async.base import check, factories, inputs, registry
 from fedjax_async.base.method import Method, ignored_by
 from fedjax_async.clock import DELAYS, DelayModel, Until
 from fedjax_async.config import concerns, contracts, misplaced, own, words
 from fedjax_async.config.cautions import caution
-from fedjax_async.config.clients import client_factory, usual_compression, usual_optimizer
+from fedjax_async.config.clients import client_factory, leaves_out, usual_compression, usual_optimizer
 from fedjax_async.config.fields import moments
 from fedjax_async.config.inputs import with_files
 from fedjax_async.config.methods import brings_timing, owner_of, usual_of
@@ -37,6 +38,7 @@ from fedjax_async.config.settings import DEFAULTS, EVALUATIONS, Settings, fields
 from fedjax_async.data import Dataset, Federation
 from fedjax_async.engine.devices import require_backend, require_fits
 from fedjax_async.engine.evaluation import Every
+from fedjax_async.local import local_steps
 from fedjax_async.models.personal import personal_paths, with_personal
 from fedjax_async.types import ClientAlgorithm, FederatedData, Model, Params
 
@@ -240,6 +242,12 @@ def length_of_batch(s: Settings, data: FederatedData) -> int:
 def epochs_of(s: Settings) -> float | None:
     """Local epochs of a job; None where the settings count steps."""
     return 1.0 if s.epochs is None and s.steps is None else s.epochs
+
+
+def steps_of(s: Settings, data: FederatedData, chosen: Method) -> np.ndarray:
+    """Local steps of each client's job; int32[N]."""
+    whole = leaves_out(s, chosen)
+    return local_steps(data.size, batch_size=s.batch_size, epochs=epochs_of(s), steps=s.steps, whole_batches=whole)
 
 
 def delay_of(s: Settings) -> DelayModel:

@@ -68,7 +68,13 @@ def noised_gradient(
     return gradient
 
 
-def uses_of_an_example(steps: np.ndarray, examples: np.ndarray, batch_size: int) -> np.ndarray:
-    """How often a job computes the gradient of an example, at most: once an epoch; arguments and result int64[J]."""
-    per_epoch = -(-np.asarray(examples, np.int64) // batch_size)
+def uses_of_an_example(
+    steps: np.ndarray, examples: np.ndarray, batch_size: int, whole_batches: bool = False
+) -> np.ndarray:
+    """How often a job computes the gradient of an example, at most: once an epoch; arguments and result int64[J].
+
+    ``whole_batches``: whether the last partial batch of an epoch is left out.
+    """
+    of_client = np.asarray(examples, np.int64)
+    per_epoch = np.maximum(1, of_client // batch_size) if whole_batches else -(-of_client // batch_size)
     return -(-np.asarray(steps, np.int64) // per_epoch)

@@ -16,6 +16,7 @@ import numpy as np
 
 from fedjax_async.base import check, home, lazy, registry
 from fedjax_async.clock.record import SLACK
+from fedjax_async.config.clients import leaves_out
 from fedjax_async.config.experiment import resolve
 from fedjax_async.config.methods import method_of
 from fedjax_async.config.prepared import Resolved
@@ -202,7 +203,8 @@ def _of_examples(run: Run, resolved: Resolved, noise: float, delta: float | None
         return Guarantee("example", None, delta, neighbours, None, None, why, delta_of)
     batch = length_of_batch(s, data)
     began = schedule.dispatch_time * SLACK < run.evaluations["time"][-1]
-    uses = uses_of_an_example(schedule.local_steps, size[schedule.client], batch) * began
+    whole = leaves_out(s, method_of(s.method))
+    uses = uses_of_an_example(schedule.local_steps, size[schedule.client], batch, whole) * began
     total = np.bincount(schedule.client, weights=uses, minlength=len(size))
     part = np.flatnonzero(total)
     rows, owner = np.asarray(data.order[spans(data.offset[part], size[part])]), np.repeat(part, size[part])

@@ -22,10 +22,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_async.base import check
+from fedjax_async.config.methods import method_of
 from fedjax_async.config.prepared import WITH_SERVER, Experiment
-from fedjax_async.config.resolving import epochs_of
+from fedjax_async.config.resolving import steps_of
 from fedjax_async.engine.components import bound, facts_of
-from fedjax_async.local import job_key, local_steps
+from fedjax_async.local import job_key
 from fedjax_async.local.feedback import Sending
 from fedjax_async.server import begun
 from fedjax_async.server.running_statistics import weights_of, with_statistics
@@ -184,7 +185,7 @@ class _Jobs:
         self.key, self.number = experiment.key, number
         self.client = bound(experiment.components.client, experiment.components.hyper)
         self.chosen = np.asarray(chosen, np.int32)
-        steps = local_steps(data.size, batch_size=s.batch_size, epochs=epochs_of(s), steps=s.steps)
+        steps = steps_of(s, data, method_of(s.method))
         self.offset, self.size, self.steps = (a[self.chosen] for a in (data.offset, data.size, steps))
         self.weights = self.size.astype(float) if weighting == "examples" else np.ones(len(chosen))
 

@@ -43,6 +43,15 @@ def test_a_batch_longer_than_every_shard_is_the_whole_shard():
     assert length_of_batch(runs[0].settings, runs[0].components.data) == runs[0].components.data.size.max() < 5000
 
 
+@pytest.mark.parametrize("method", ["fedasync", "dpsgd"])
+def test_an_epoch_in_stored_order_has_the_whole_batches_alone(method):
+    given = {"model": "logistic", "clients": 4, "updates": 8, "delay": "exponential", "epochs": 2, "batch_size": 32}
+    shuffled, stored = (prepare(Settings(method=method + how, **given)) for how in ("", ":shuffle=false"))
+    size = np.asarray(stored.components.data.size)[stored.schedule.client]
+    np.testing.assert_array_equal(stored.schedule.local_steps, 2 * np.maximum(1, size // 32))
+    np.testing.assert_array_equal(np.unique(shuffled.schedule.local_steps), np.unique(2 * -(-size // 32)))
+
+
 test_refused_before_anything_compiles = refusals(
     ({"model": "logistic:num_classes=3"}, "model outputs = 3"),
     ({"model": "linear"}, "num_classes = 10: must be None"),

@@ -193,3 +193,4 @@ test_what_would_not_protect_an_example_is_refused = refusals(
 def test_an_example_is_used_once_an_epoch():
     """Jobs of 5 steps: 32 examples are 4 steps of 8, so a second epoch begins; 5 examples are used in every step."""
     assert uses_of_an_example(np.array([5, 5, 4, 1]), np.array([32, 5, 32, 40]), 8).tolist() == [2, 5, 1, 1]
+    assert uses_of_an_example(np.array([5, 5, 4]), np.array([39, 5, 39]), 8, whole_batches=True).tolist() == [2, 5, 1]

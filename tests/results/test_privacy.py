@@ -113,13 +113,13 @@ def test_rounds_have_a_bound_by_sampling_too_and_dp_sgd_one_for_examples():
     assert all("stop_at" in one.how for one in stopped)
 
 
-def sharing(order, clients=4):
+def sharing(order, clients=4, method="fedavg", **changed):
     """A run with DP-SGD of all clients in each of three rounds; ``order``: the ten examples of each client."""
     x, y = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32), np.arange(40, dtype=np.int32) % 2
     offset, size = np.arange(clients) * 10, np.full(clients, 10)
     data = FederatedData("shared", x, y, np.ravel(order), offset, size, x, y, lambda rows: rows, 2)
-    given = {"method": "fedavg@cohort:size=4", "privacy": "dp_sgd:noise=2", "server_steps": 3, "epochs": 1}
-    run = planned(Settings(dataset=data, model="logistic", clients=clients, batch_size=10, eval_updates=12, **given))
+    given = {"method": f"{method}@cohort:size=4", "privacy": "dp_sgd:noise=2", "server_steps": 3, "batch_size": 10}
+    run = planned(Settings(dataset=data, model="logistic", clients=clients, eval_updates=12, **given | changed))
     return guarantees(run, delta=DELTA, dataset=data)[0]
 
 
@@ -129,6 +129,12 @@ def test_an_example_that_clients_share_is_used_by_each_of_them():
     assert shared.epsilon == pytest.approx(library(2.0, count=12), rel=2e-3) and shared.epsilon > apart.epsilon
     twice = sharing([*range(9), 0, *range(10, 40)])
     assert twice.epsilon is None and "an example twice" in twice.how
+
+
+def test_batches_in_stored_order_come_back_before_the_examples_are_over():
+    """Ten examples are two whole batches of four: the third step of a job uses the first four again."""
+    for method, uses in (("fedavg", 3), ("fedavg:shuffle=false", 6)):
+        assert sharing(np.arange(40), method=method, batch_size=4, steps=3).participations == uses
 
 
 @pytest.mark.parametrize(
