@@ -182,9 +182,9 @@ def _growth(view: View, recent: int) -> float:
 def event_triggered(*, norm: float) -> PolicyModel:
     """A client uploads only if its update is large enough: ``||w_K - w_0|| >= norm``.
 
-    What it does not upload is lost, except for what its own state keeps (error feedback keeps the residual of uploads
-    only). The server learns at the same moment that nothing comes. Its messages to the client stay the same, no
-    bytes of an upload are counted, and the job's outcome is ``WITHHELD``.
+    What it does not upload is lost, except for what its own state keeps: with error feedback, the residual alone that
+    the upload would have left. The server learns at the same moment that nothing comes. Its messages to the client
+    stay the same, no bytes of an upload are counted, and the job's outcome is ``WITHHELD``.
 
     An upload that is not finite is sent, and the server rejects it.
 
