@@ -158,6 +158,12 @@ def test_options_of_parts_have_paths_and_a_sweep_over_them_shares_a_program():
     assert left == {"method": "fedbuff+swa+dominance", "method.server_lr": 0.5, "method.swa.start": 0.3}
 
 
+def test_a_part_replaces_the_option_that_is_switched_off():
+    off = "asynccurve:swa=1,lowest=1,dominance=false"
+    for spec in ("fedavgm:momentum=0+momentum", f"{off}+swa+cyclic+dominance"):
+        prepare(Settings(**BASE | {"method": spec}))
+
+
 @pytest.mark.usefixtures("nothing_stays_registered")
 def test_a_part_of_the_users_own_has_a_fingerprint():
     @register("part", "shorter")
