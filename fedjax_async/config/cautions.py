@@ -158,8 +158,8 @@ def caution_sums(run: Run, least: int) -> None:
     few = uploads[(uploads > 0) & (uploads < least)]
     if len(few):
         warnings.warn(
-            f"privacy = {run.settings.get('privacy')!r}: uploads were rejected (not finite), so that the server saw "
-            f"{len(few)} sums of fewer than {least} uploads, the smallest of {few.min()}",
+            f"privacy = {run.settings.get('privacy')!r}: uploads were rejected (not finite, or of weight 0), so that "
+            f"the server saw {len(few)} sums of fewer than {least} uploads, the smallest of {few.min()}",
             RunWarning,
             stacklevel=2,
         )
