@@ -90,7 +90,7 @@ class Sent(NamedTuple):
     """The server's row about one client."""
 
     weights: Params  # its own calibrated weights, its next message
-    seen: Params  # the global model right after its last upload
+    seen: Params  # the global model from which the shift of its next upload counts
 
 
 class Averaged(NamedTuple):
@@ -98,7 +98,8 @@ class Averaged(NamedTuple):
 
     average: State
     calibration: State
-    accepted: Array  # bool[], whether the rule accepted the last arrival
+    waits: Array  # bool[], whether an arrival was accepted since the last server step
+    alone: Array  # bool[], whether the last arrival is the only one of these
 
 
 class Calibration(NamedTuple):
@@ -116,8 +117,9 @@ def by_average(average: ServerAlgorithm, combine: Combine) -> ServerAlgorithm:
     """``average``, a rule without memory, with clients that start from calibrated weights of their own.
 
     A client that arrives with ``start + Delta`` is next sent ``start + combine(Delta, W, W_seen)``: ``W`` is the
-    global model before this arrival is mixed in, ``W_seen`` the one right after the client's previous arrival. If the
-    rule rejects an upload, the client is sent the same weights again.
+    global model before this arrival is mixed in, ``W_seen`` the one right after the client's previous arrival. If that
+    server step had other arrivals, too, it is the model before the step: the client hears of them, and its own part of
+    the step is in the shift. If the rule rejects an upload, the client is sent the same weights again.
     """
 
     def update(state: State, arrival: Arrival, now: Params, seen: Params) -> tuple[Params, State]:
@@ -128,8 +130,8 @@ def by_average(average: ServerAlgorithm, combine: Combine) -> ServerAlgorithm:
 
 def _calibrated(average: ServerAlgorithm, calibration: Calibration) -> ServerAlgorithm:
     def init(params: Params, facts: Facts = Facts()) -> tuple[Averaged, Sent]:
-        state = Averaged(begun(average, params, facts)[0], calibration.init(params, facts), jnp.bool_(False))
-        return state, Sent(params, params)
+        no = jnp.bool_(False)
+        return Averaged(begun(average, params, facts)[0], calibration.init(params, facts), no, no), Sent(params, params)
 
     def receive(state: Averaged, memory: Sent, arrival: Arrival) -> tuple[Averaged, Sent, Info]:
         now = average.params(state.average)
@@ -137,13 +139,14 @@ def _calibrated(average: ServerAlgorithm, calibration: Calibration) -> ServerAlg
         weights = plus(arrival.start, change)
         after, _, info = average.receive(state.average, (), arrival)
         accepted = info.weight > 0
-        new = Averaged(after, tree.where(accepted, calibrated, state.calibration), accepted)
+        waits, alone = state.waits | accepted, accepted & ~state.waits
+        new = Averaged(after, tree.where(accepted, calibrated, state.calibration), waits, alone)
         return new, tree.where(accepted, Sent(weights, now), memory), info
 
     def close(state: Averaged, memory: Sent) -> tuple[Averaged, Sent]:
         after, _ = closed(average, state.average, ())
-        seen = tree.where(state.accepted, average.params(after), memory.seen)
-        return state._replace(average=after), memory._replace(seen=seen)
+        seen = tree.where(state.alone, average.params(after), memory.seen)
+        return state._replace(average=after, waits=jnp.zeros_like(state.waits)), memory._replace(seen=seen)
 
     def dispatch(state: Averaged, memory: Sent, request: Request) -> tuple[Message, Sent]:
         return Message(memory.weights), memory
@@ -212,7 +215,7 @@ def orthofl(
     ``W <- (1 - b_t) W + b_t w_m``, ``b_t = mixing * s(tau)``. Client m continues from ``w_m + dW_perp``: ``dW`` is the
     shift of the global model since its last upload, before ``w_m`` is mixed in; ``dW_perp`` is the part of ``dW``
     orthogonal to the client's change in each layer. If no other client uploaded in between, client m keeps its own
-    weights. Memory: two models a client.
+    weights. If a server step has several arrivals, ``dW`` of each begins before the step. Memory: two models a client.
 
     Args:
       mixing: b in (0, 1].

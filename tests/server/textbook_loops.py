@@ -247,7 +247,7 @@ def outside(vector, rows, groups):
 class OrthoFL(FedAsync):
     """Algorithm 1 with ``s = tau + 1``; or the client's change is projected on the complement of the others' changes.
 
-    ``W_seen``: the average right after the client's last upload.
+    ``W_seen``: the average right after the client's last upload; before the server step, if it had several uploads.
     """
 
     per, pairwise = "layer", False
@@ -263,11 +263,13 @@ class OrthoFL(FedAsync):
             self.messages[client] = u.start + outside(u.delta, others, GROUPS[self.per]) + shift
         else:
             self.messages[client] = u.start + u.delta + perpendicular(shift, u.delta, GROUPS[self.per])
-        self.changes[client] = u.delta
+        self.changes[client], self.seen_last[client] = u.delta, x
         return t
 
     def close(self, x, waiting):
-        self.seen_last[waiting[-1].client] = x = super().close(x, waiting)
+        x = super().close(x, waiting)
+        if len(waiting) == 1:
+            self.seen_last[waiting[0].client] = x
         return x
 
     def sent(self, x, client):
