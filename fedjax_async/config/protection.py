@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from fedjax_async.base import check, factories, grammar, registry, tree
@@ -19,6 +20,7 @@ from fedjax_async.config.settings import Settings
 from fedjax_async.data.memmap import spans
 from fedjax_async.engine.components import Components, Server, bound
 from fedjax_async.local.dp_sgd import DPSGDOptions
+from fedjax_async.models import STATISTICS
 from fedjax_async.server import ATTACKS, PRIVACY, Attack, Privacy, attacked, attackers, differentially_private
 from fedjax_async.server.privacy import PARTS_FOR, combined
 from fedjax_async.types import FederatedData, Number, Path, Schedule, ServerAlgorithm, Structure
@@ -93,6 +95,7 @@ def protecting(
     """
     asked = privacy_of(s.privacy).uploads
     if asked is not None:
+        _require_no_statistics(s, asked.noise, upload, stays)
         numbers = {name.removeprefix("privacy."): value for name, value in noise_numbers(s, 1).items()}
         private = Spec(_private).but(scope="privacy").with_numbers(**numbers).later()
         server = Spec(_protected, server, private, stays=stays)
@@ -104,6 +107,15 @@ def protecting(
         limited = Spec(_numbers).but(scope="attack").with_numbers(**limit)
         server = Spec(_attacked, server, attack, limited, like=tree.frozen(upload))
     return server
+
+
+def _require_no_statistics(s: Settings, noise: Number, upload: object, stays: Callable[[Path], bool] | None) -> None:
+    """``ValueError`` if noise would be added to running statistics: their variances may become negative."""
+    paths = (tree.path_of(path) for path, _ in jax.tree_util.tree_leaves_with_path(upload))
+    statistics = (path[path.index(STATISTICS) :] for path in paths if STATISTICS in path)
+    noised = noise > 0 and any(stays is None or not stays(path) for path in statistics)
+    allowed = "without noise: the clients upload running statistics (BatchNorm), whose variances noise makes negative; "
+    check.require(not noised, "privacy", s.privacy, f"{allowed}a model with norm=group or norm=local uploads none")
 
 
 _ATTACKERS = tuple(factories.options_of(attackers))

@@ -68,7 +68,8 @@ def dp(
     ``Delta <- Delta min(1, C / ||Delta||)``, with the norm over the whole upload. The noise has the standard deviation
     ``z C``. If the rule uses uploads only through the sum of a server step (``ServerAlgorithm.sums``), the sum has this
     noise: each of its K or more uploads gets ``z C / sqrt(K)``. For any other rule each upload gets ``z C``.
-    Clipping and noise come after compression. Source: McMahan et al. (2018), Algorithm 1.
+    Clipping and noise come after compression. Uploads with running statistics (BatchNorm) are refused if there is
+    noise: variances would become negative. Source: McMahan et al. (2018), Algorithm 1.
 
     With ``quantile`` gamma the clip adapts (Andrew et al. 2021, Algorithm 1): when a step closes,
     ``C <- C exp(-rate (b - gamma))``, where b is the share of its uploads within the clip. The number of these uploads

@@ -148,6 +148,14 @@ test_wrong_values_and_what_needs_single_uploads_are_refused = refusals(
 )
 
 
+def test_noise_is_refused_where_it_would_make_running_variances_negative():
+    noised = {"model": "resnet18:width=0.1", "privacy": "dp:noise=0.1", "updates": 4}
+    with pytest.raises(ValueError, match=r"^privacy = 'dp:noise=0.1': must be without noise: .* norm=group or "):
+        prepare(Settings(**noised))
+    prepare(Settings(**noised | {"privacy": "dp:noise=0"}))
+    prepare(Settings(**noised | {"model": "resnet18:width=0.1,norm=local"}))
+
+
 def test_secure_aggregation_takes_sums_and_no_probes():
     secure = {"method": "fedavg@cohort:size=3", "privacy": "secure:size=3+dp:quantile=0.5", "updates": 9}
     settings = Settings(**{**PROTECTED, **secure})
