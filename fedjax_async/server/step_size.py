@@ -126,7 +126,8 @@ def scale_by_dominance(limit: Traced = 1.0) -> Transform:
     """Multiply the direction by ``min(limit, 1 / (N p_i))``: the dominance penalty for any rule.
 
     With a limit of 1, frequent clients count less and rare ones no more than before. For a rule that steps by eta, a
-    limit of ``1 / eta`` bounds each step by the direction, as in :func:`step_size`. Source: as there.
+    limit of ``1 / eta`` bounds each step by the direction, as in :func:`step_size`. Running statistics move by no more
+    than their whole change. Source: as there.
     """
     check.positive("dominance", limit)
 
@@ -138,7 +139,9 @@ def scale_by_dominance(limit: Traced = 1.0) -> Transform:
     ) -> tuple[Params, Participation, Array]:
         factor, after = _counted(state, arrival.client)
         factor = jnp.minimum(factor, jnp.asarray(limit, factor.dtype))
-        return scaled(direction, factor), after, factor
+        # running statistics never move beyond the client's: a variance could become negative
+        moved = with_statistics(scaled(weights_of(direction), factor), scaled(direction, jnp.minimum(factor, 1.0)))
+        return moved, after, factor
 
     return Transform(init, update, sums=True)
 

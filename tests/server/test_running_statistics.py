@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_async.server import SERVERS, rebased
-from fedjax_async.types import Arrival, Info, Message, ServerAlgorithm
+from fedjax_async.server import SERVERS, rebased, scale_by_dominance
+from fedjax_async.server.averaging import over_clients
+from fedjax_async.server.step_size import Participation
+from fedjax_async.types import Arrival, Facts, Info, Message, ServerAlgorithm
 from tests.server.made_up import receive_all, uploading
 
 AVERAGING = ["fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "asgd", "asynfl", "fedbuff", "fadas", "ca2fl"]
@@ -103,6 +105,28 @@ def test_no_rule_treats_statistics_as_weights(name):
         assert np.all((found.usual[1] > 0) != turned)
         # they have no part in how weights move
         np.testing.assert_array_equal(found.small[1], found.large[1])
+
+
+def test_rare_clients_move_statistics_no_further_than_to_their_own():
+    """Client 1 arrives once in four times: its weight among two clients is 2, its variance is 0.2 at a server's 1."""
+    real, whole = jnp.asarray(1.0), jnp.int32(1)
+    start = params_of(0.0 * real, real)
+    late = Arrival(params_of(real, -0.8 * real), start, whole, real, whole, real, jnp.bool_(True))
+    state = Participation(jnp.array([3, 0], jnp.int32), jnp.int32(3))
+    moved, _, weight = scale_by_dominance(4.0).update(late.upload, state, start, late)
+    assert weight == 2 and np.all(moved["params"]["w"] == 2)
+    np.testing.assert_allclose(moved["batch_stats"]["var"], -0.8, rtol=1e-6)
+
+
+def test_more_uploads_than_clients_move_statistics_no_further_than_to_their_mean():
+    start, change, one = params_of(0.0, 1.0), params_of(1.0, -0.8), jnp.asarray(1.0)
+    aggregate, late = over_clients(), Arrival(change, start, *jnp.ones((5, 1), jnp.int32))
+    total = aggregate.init(start, Facts(2))
+    for _ in range(5):  # from a fast client, in a step of a timing that waits for as many: fresh:size=5
+        total = aggregate.add(total, change, one, late)
+    direction, weight, _ = aggregate.close(total)
+    assert weight == 5 and np.all(direction["params"]["w"] == 2.5)
+    np.testing.assert_allclose(direction["batch_stats"]["var"], -0.8, rtol=1e-6)
 
 
 def test_a_rule_of_ones_own_adds_up_what_rebased_returns(monkeypatch):
