@@ -54,7 +54,7 @@ class RuleState(NamedTuple):
     params: Params
     transforms: State
     accumulated: State  # of the aggregate, since the last close; () where every arrival closes its step
-    optimizer: State
+    optimizer: State  # in float32 where the params have half precision
     oldest: State = ()  # float[], largest staleness of the accepted arrivals since then; () without ``rate``
     facts: Facts = Facts().static  # whether every arrival closes its step
 
@@ -104,7 +104,7 @@ def rule(
 
     def init(params: Params, facts: Facts = Facts()) -> tuple[State, State]:
         oldest = () if rate is None else jnp.zeros((), jnp.result_type(float))
-        inner = stepper.init(weights_of(params))
+        inner = stepper.init(tree.wide(weights_of(params)))
         accumulated = () if facts.every_closes else begun(aggregate, params, facts.static)
         begins = transform.init(params, facts)
         return RuleState(params, begins, accumulated, inner, oldest, facts.static), weigh.memory()
@@ -124,7 +124,6 @@ def rule(
 
     def close(state: RuleState, memory: State) -> tuple[RuleState, State]:
         direction, weight, emptied = aggregate.close(state.accumulated)
-        direction = tree.cast_like(direction, state.params)
         rated = {} if rate is None else {"rate": rate(state.oldest)}
         params, optimizer_state = _moved(stepper, state, direction, rated)
         new = state._replace(
@@ -159,10 +158,12 @@ _RATED = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState()
 def _moved(
     optimizer: optax.GradientTransformation, state: RuleState, direction: Params, rated: dict[str, Array]
 ) -> tuple[Params, State]:
-    """The params after a server step along ``direction``, and the state of the optimiser."""
+    """The params after a server step along ``direction``, and the state of the optimiser; both are computed wide."""
+    direction, params = tree.wide(direction), tree.wide(state.params)
     gradient = scaled(weights_of(direction), -1.0)
-    weights, inner = tree.optimize(optimizer, gradient, state.optimizer, weights_of(state.params), **rated)
-    return with_statistics(weights, jax.tree.map(jnp.add, state.params, direction)), inner
+    weights, inner = tree.optimize(optimizer, gradient, state.optimizer, weights_of(params), **rated)
+    moved = with_statistics(weights, jax.tree.map(jnp.add, params, direction))
+    return tree.cast_like(moved, state.params), inner
 
 
 # --- options that many rules share ------------------------------------------------------------

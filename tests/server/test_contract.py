@@ -117,6 +117,21 @@ def test_a_long_step_in_half_precision_is_as_long_as_in_full(name):
         np.testing.assert_allclose(np.asarray(half, np.float32), full, rtol=0.01)
 
 
+@pytest.mark.parametrize("name", ["fadas", "fedadam", "fedyogi"])
+def test_squares_of_small_deltas_are_not_lost_in_float16(name):
+    """That of 0.001, times 1 - b2, is below float16; without it FADAS divides by zero."""
+    server, real, whole = SERVERS[name](server_lr=0.01), jnp.float32(1.0), jnp.int32(0)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def stepped(dtype):
+        start, delta = {"w": jnp.zeros(3, dtype)}, {"w": jnp.asarray([1e-3, -1e-3, 0.0], dtype)}
+        state, row = server.init(start, Facts(1, True))
+        given = Arrival(delta, start, whole, real, whole, real, jnp.bool_(True), whole + 1)
+        return server.params(closed(server, *server.receive(state, row, given)[:2])[0])["w"]
+
+    np.testing.assert_allclose(np.asarray(stepped(jnp.float16), np.float32), stepped(jnp.float32), rtol=0.01)
+
+
 # Options that need others: all are given but ``exponent``, then, where there is one, all but those of the hinge.
 NEEDS = {"staleness": "hinge", "phases": "orthograd+asgd+orthopos", "regions": 0.5}
 GIVEN = [(name, "hinge") for name in SERVERS] + [(n, "polynomial") for n in SERVERS if "staleness" in options(n)]
