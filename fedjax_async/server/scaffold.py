@@ -48,7 +48,7 @@ class ScaffoldState(NamedTuple):
     """Server state."""
 
     inner: State  # of the rule that applies the deltas
-    control: Params  # c
+    control: Params  # c, in float32 where the params have half precision
     accumulated: Params  # sum of the changes of the clients' c_i since the last server step
     facts: Facts  # static
 
@@ -69,9 +69,9 @@ def scaffold(*, server_lr: Traced = 1.0, guards: Transform) -> ServerAlgorithm:
     inner = rule(guards, optimizer=optax.sgd(server_lr))
 
     def init(params: Params, facts: Facts = Facts()) -> tuple[ScaffoldState, State]:
-        zero = jax.tree.map(jnp.zeros_like, weights_of(params))
+        zero = jax.tree.map(jnp.zeros_like, tree.wide(weights_of(params)))
         state, memory = inner.init(params, facts)
-        return ScaffoldState(state, zero, tree.wide(zero), facts.static), memory
+        return ScaffoldState(state, zero, zero, facts.static), memory
 
     def receive(state: ScaffoldState, memory: State, arrival: Arrival) -> tuple[ScaffoldState, State, Info]:
         change: Change = arrival.upload
@@ -82,14 +82,14 @@ def scaffold(*, server_lr: Traced = 1.0, guards: Transform) -> ServerAlgorithm:
 
     def close(state: ScaffoldState, memory: State) -> tuple[ScaffoldState, State]:
         after, memory = closed(inner, state.inner, memory)
-        change = tree.cast_like(scaled(state.accumulated, 1.0 / state.facts.num_clients), state.control)
+        change = scaled(state.accumulated, 1.0 / state.facts.num_clients)
         control = jax.tree.map(jnp.add, state.control, change)
         emptied = jax.tree.map(jnp.zeros_like, state.accumulated)
         return state._replace(inner=after, control=control, accumulated=emptied), memory
 
     def dispatch(state: ScaffoldState, memory: State, request: Request) -> tuple[Message, State]:
         message, memory = inner.dispatch(state.inner, memory, request)
-        return message._replace(extra=state.control), memory
+        return message._replace(extra=tree.cast_like(state.control, weights_of(message.params))), memory
 
     return ServerAlgorithm(init, receive, dispatch, lambda state: inner.params(state.inner), close)
 

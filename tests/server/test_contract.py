@@ -117,6 +117,20 @@ def test_a_long_step_in_half_precision_is_as_long_as_in_full(name):
         np.testing.assert_allclose(np.asarray(half, np.float32), full, rtol=0.01)
 
 
+def test_scaffolds_control_variate_adds_up_small_changes_in_half_precision():
+    """A sum of many steps of 1 / N is far from N / N in bfloat16."""
+    server, start, one, real = SERVERS["scaffold"](), {"w": jnp.zeros(1, jnp.bfloat16)}, jnp.int32(1), jnp.float32(1.0)
+    upload = Change(start, {"w": jnp.ones(1, jnp.bfloat16)})
+
+    def stepped(state, _):
+        given = Arrival(upload, start, one, real, 0 * one, real, jnp.bool_(True), one)
+        return closed(server, *server.receive(state, (), given)[:2])[0], None
+
+    state, _ = jax.jit(lambda: jax.lax.scan(stepped, server.init(start, Facts(1000))[0], None, 1000))()
+    control = server.dispatch(state, (), Request())[0].extra["w"]
+    assert control.dtype == jnp.bfloat16 and abs(float(control[0]) - 1.0) < 0.01
+
+
 @pytest.mark.parametrize("name", ["fadas", "fedadam", "fedyogi"])
 def test_squares_of_small_deltas_are_not_lost_in_float16(name):
     """That of 0.001, times 1 - b2, is below float16; without it FADAS divides by zero."""
