@@ -16,7 +16,7 @@ from fedjax_async.results.metrics import mean_and_std, numbers_in
 LEVEL = 0.95
 FEWEST = 3  # seeds for paired tests
 LEAST = 0.0001  # smaller p values are printed as such
-EXACT = 13  # pairs; up to so many, the Wilcoxon test enumerates all signs, which is exact with ties too
+DECIMALS = 4  # of differences in percent: accuracies are float32, whose rounding errors would rank equal ones
 
 
 class Interval(NamedTuple):
@@ -80,8 +80,8 @@ class Paired(NamedTuple):
 def paired(differences: Sequence[float] | np.ndarray) -> Paired:
     """Paired t test and Wilcoxon's signed-rank test of one difference per seed.
 
-    Zero differences are left out of the signed ranks. With at most 13 non-zero differences, Wilcoxon's p is exact, also
-    with ties; with n of them it is at least 2^(1-n). If all differences are zero, both p are 1.
+    Zero differences are left out of the signed ranks. Wilcoxon's p is exact, also with ties; with n differences that
+    are not zero it is at least 2^(1-n). If all differences are zero, both p are 1.
     """
     from scipy import stats  # noqa: PLC0415
 
@@ -93,22 +93,22 @@ def paired(differences: Sequence[float] | np.ndarray) -> Paired:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # equal differences: t is infinite and p is zero
         t = float(stats.ttest_1samp(array, 0.0).pvalue)
-    return Paired(
-        t, _exact_wilcoxon(array) if np.count_nonzero(array) <= EXACT else float(stats.wilcoxon(array).pvalue)
-    )
+    return Paired(t, _wilcoxon(array))
 
 
-def _exact_wilcoxon(differences: np.ndarray) -> float:
+def _wilcoxon(differences: np.ndarray) -> float:
     """The share of all combinations of signs with a rank sum at least as far from its mean as the observed one."""
     from scipy import stats  # noqa: PLC0415
 
     # rounded, so that rounding errors do not rank differences that are equal
     differences = np.round(differences / np.max(np.abs(differences)), 9)
     differences = differences[differences != 0]
-    ranks = stats.rankdata(np.abs(differences))
-    signs = np.array(list(itertools.product((0.0, 1.0), repeat=ranks.size)))
-    sums = np.abs(signs @ ranks - ranks.sum() / 2)
-    return float(np.mean(sums >= abs(ranks[differences > 0].sum() - ranks.sum() / 2) - 1e-9))
+    twice = np.rint(2 * stats.rankdata(np.abs(differences))).astype(np.int64)  # whole numbers, also of tied ranks
+    share = np.ones(1)  # of the combinations of the signs so far, by the sum of the ranks with a plus
+    for rank in twice:
+        share = (np.append(share, np.zeros(rank)) + np.append(np.zeros(rank), share)) / 2
+    away = np.abs(2 * np.arange(share.size) - twice.sum())  # of each sum from the mean
+    return float(min(1.0, share[away >= abs(2 * twice[differences > 0].sum() - twice.sum())].sum()))
 
 
 def holm(p_values: Sequence[float] | np.ndarray) -> np.ndarray:
@@ -144,7 +144,8 @@ def pairs(
     Args:
       groups: name -> method -> seed -> value. Within a group, runs with the same seed must have the same data and
         delays. Pairs with fewer than three common seeds are left out.
-      limits: the range of the values; intervals of differences are cut off at its length.
+      limits: the range of the values; intervals of differences are cut off at its length. Differences of values with
+        such a range, which are accuracies in percent, are rounded to four decimals.
       larger_is_better: whether a positive difference means that the first method is better.
 
     Returns: rows for a table. Holm's correction is over all rows.
@@ -157,6 +158,7 @@ def pairs(
             if len(seeds) < FEWEST:
                 continue
             differences = np.array([group[first][seed] - group[second][seed] for seed in seeds])
+            differences = differences if math.isinf(widest) else np.round(differences, DECIMALS)
             mean = float(mean_and_std(differences)[0])
             better = "-" if not mean or math.isnan(mean) else first if (mean > 0) == larger_is_better else second
             found = paired(differences)

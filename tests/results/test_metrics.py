@@ -244,7 +244,7 @@ def test_few_equal_and_lost_values():
     assert paired([0.0, 0.0, 0.0]) == (1.0, 1.0)
     assert np.isnan(paired([1.0, math.nan, 2.0])).all()
     many = np.linspace(-1.0, 3.0, 20)
-    assert paired(many).wilcoxon == stats.wilcoxon(many).pvalue
+    np.testing.assert_allclose(paired(many).wilcoxon, stats.wilcoxon(many).pvalue, rtol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -255,6 +255,8 @@ def test_few_equal_and_lost_values():
         ([0.0, 1.0, 2.0], 2 / 4),
         # ranks 1.5, 1.5, 3, 4: of 16 sign choices, sums of 0, 1.5, 1.5, 8.5, 8.5 and 10 are as far from 5 as 8.5
         ([1.0, -1.0, 2.0, 3.0], 6 / 16),
+        ([1.0] * 16, 2 / 2**16),  # many and tied, which SciPy approximates
+        ([1.0] * 15 + [-1.0], 34 / 2**16),
     ],
 )
 def test_wilcoxon_counts_ties_and_zeros_by_hand(values, p):
@@ -286,7 +288,7 @@ def test_a_row_for_each_pair_of_methods(tmp_path):
     rows = read_rows(tmp_path / "pairs.csv")
     assert [(row["first"], row["second"]) for row in rows] == list(itertools.combinations(SCORES, 2))
     for row in rows:
-        first, second = (100 * np.float64(np.float32(SCORES[row[which]])) for which in ("first", "second"))
+        first, second = (np.round(100 * np.float64(np.float32(SCORES[row[which]])), 4) for which in ("first", "second"))
         expected = stats.ttest_rel(first, second)
         ends = [float(row[f"95% interval (t) {end}"]) for end in ("low", "high")]
         np.testing.assert_allclose(ends, expected.confidence_interval())
@@ -320,6 +322,15 @@ def test_only_common_seeds_are_paired():
     (row,) = method_pairs({"fedavg": RUNS["fedavg"], "fedasync": [two, zero, one]}, "last")
     np.testing.assert_allclose(row["first - second"], 100 * np.mean([0.5 - 0.65, 0.6 - 0.8, 0.7 - 0.6]), rtol=1e-5)
     assert method_pairs({"fedavg": RUNS["fedavg"], "fedasync": [two, three, four]}) == []
+
+
+def test_rounding_errors_of_accuracies_are_no_differences():
+    """Accuracies are float32: 0.71 - 0.69 and 0.53 - 0.51 are equal numbers of test examples."""
+    (row,) = method_pairs({"a": ending(0.87, 0.47, 0.78, 0.9), "b": ending(0.86, 0.46, 0.8, 0.91)}, "last")
+    assert row["p (Wilcoxon)"] == 1.0  # ranks 2, 2, 4, 2: their sums are even, so that none is nearer to 5 than 4 is
+    assert row["p (Wilcoxon)"] == paired([1.0, 1.0, -2.0, -1.0]).wilcoxon
+    (row,) = method_pairs({"a": ending(0.1, 0.9, 0.7), "b": ending(0.1, np.nextafter(np.float32(0.9), 0), 0.7)}, "last")
+    assert (row["better"], row["p (t)"], row["p (Wilcoxon)"]) == ("-", 1.0, 1.0)
 
 
 def test_the_lower_loss_is_better():
