@@ -130,15 +130,15 @@ def _named_table(runs: Runs) -> str:
     return f"\n{title}\n\n{tables.table(markdown_rows(rows), 'markdown', decimals=decimals)}"
 
 
-def write_clients_of_run(run: Run, folder: Path) -> None:
-    """Write the tables of one run's clients, if it has their scores.
+def write_clients_of_run(run: Run, folder: Path, final: str = FINAL) -> None:
+    """Write the tables of one run's clients, if it has their scores; ``final``: of the means in ``clients.md``.
 
     ``clients.csv``: one row per client with its scores at the last evaluation, NaN for a client without test rows, and
     its name in the column ``client_name`` if it has one; ``clients.md``: as :func:`write_client_tables` writes it.
     """
     if not client_scores([run]) or not run.per_client:
         return
-    write_client_tables({str(run.settings.get("method", "run")): [run]}, folder)
+    write_client_tables({str(run.settings.get("method", "run")): [run]}, folder, final)
     last = {name: np.asarray(values[-1]) for name, values in run.per_client.items()}
     count = len(next(iter(last.values())))
     columns = with_names(run, {"client": np.arange(count)} | files.applicable(last))

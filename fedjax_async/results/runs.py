@@ -58,7 +58,7 @@ def _numbers_in(folder: Path) -> tuple[dict[str, object], list[str]]:
 
 def redraw_run(run: Run, folder: Path, plots: bool = True, *, final: str = FINAL, drawing: Drawing = SCREEN) -> None:
     """Write the tables of the clients and the pictures of a run into its folder."""
-    clients.write_clients_of_run(run, folder)
+    clients.write_clients_of_run(run, folder, final)
     if plots:
         _draw_run(run, folder, drawing, final)
 

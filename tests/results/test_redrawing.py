@@ -5,11 +5,13 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedjax_async import cli, compare, results
 from fedjax_async.config import sweeping
 from fedjax_async.config.grid import expand
+from fedjax_async.engine.client_scores import client_columns
 from fedjax_async.results import html_folders, reading, redraw, sweep_folder, write_comparison, write_run, write_sweep
 from fedjax_async.results.curves import accuracy_curve
 from fedjax_async.results.figure import Drawing
@@ -82,6 +84,15 @@ def test_a_run_is_redrawn(tmp_path):
     redraw(tmp_path, final="last", drawing=Drawing(x="update"))
     changed = {name for name, content in contents(tmp_path).items() if before[name] != content}
     assert changed == {"accuracy.png"}
+
+
+def test_the_clients_of_a_redrawn_run_have_the_final_value_that_was_asked_for(tmp_path):
+    scores = {"accuracy": np.linspace(0.1, 0.9, 60).reshape(20, 3)}
+    run = make_run(np.linspace(0.1, 0.9, 20).tolist())
+    write_run(run._replace(per_client=scores, evaluations=run.evaluations | client_columns(scores)), tmp_path, False)
+    for final, worst in (("tail", scores["accuracy"][-2:, 0].mean()), ("last", scores["accuracy"][-1, 0])):
+        redraw(tmp_path, plots=False, final=final)
+        assert f"| {100 * worst:.2f} |" in " ".join((tmp_path / "clients.md").read_text().split())
 
 
 def test_a_sweep_is_redrawn(tmp_path, monkeypatch):
