@@ -184,9 +184,11 @@ def pairs(
 def explained(rows: Sequence[Mapping[str, Any]], title: str) -> str:
     """The text above the table of :func:`pairs`; ``title``: the name of the compared number."""
     fewest = min(row["seeds"] for row in rows)
+    tests = sum(not math.isnan(row["p (t)"]) for row in rows)
+    lost = f" ({len(rows) - tests} without p: a value is not finite)" if tests < len(rows) else ""
     return (
         f"Paired differences over seeds: {title}.\n"
         "p: two-sided paired t test and Wilcoxon signed-rank test; Holm: corrected for "
-        f"{len(rows)} comparison{'s' if len(rows) > 1 else ''}.\n"
+        f"{tests} comparison{'' if tests == 1 else 's'}{lost}.\n"
         f"With {fewest} seeds, Wilcoxon's p is never below {2.0 ** (1 - fewest):.2g}."
     )

@@ -317,6 +317,13 @@ def test_no_p_value_is_printed_as_zero(tmp_path, p, text):
     assert html_folders.table("", saved)["rows"][0][-1][0] == text
 
 
+def test_pairs_without_p_are_not_counted_as_comparisons(tmp_path):
+    values = {"a": (1.0, 2.0, 4.0), "b": (2.0, 2.5, 3.0), "c": (1.0, math.inf, 2.0)}
+    rows = pairs({"": {name: dict(enumerate(of)) for name, of in values.items()}})
+    assert rows[0]["p (t, Holm)"] == rows[0]["p (t)"]
+    assert "corrected for 1 comparison (2 without p: a value is not finite).\n" in write_pairs(rows, tmp_path, "loss")
+
+
 def test_only_common_seeds_are_paired():
     zero, one, two, three, four = ending(0.65, 0.8, 0.6, 0.65, 0.8)
     (row,) = method_pairs({"fedavg": RUNS["fedavg"], "fedasync": [two, zero, one]}, "last")
