@@ -254,9 +254,11 @@ def table(title: str, text: str) -> Content:
         whole = base in header or {f"{base} low", f"{base} high"} <= set(header)
         joined.setdefault(base if whole else name, []).append(index)
     numeric = {name: all(_numeric([row[at] for row in rows]) for at in indices) for name, indices in joined.items()}
+    first = [{n: _number(row[indices[0]]) for n, indices in joined.items() if numeric[n]} for row in rows]
+    decimals = tables.decimals_of(first)
     cells = [
         [
-            _cell([row[at] for at in indices], [header[at] for at in indices], numeric[name])
+            _cell([row[at] for at in indices], [header[at] for at in indices], numeric[name], decimals.get(name, 2))
             for name, indices in joined.items()
         ]
         for row in rows[:MOST_ROWS]
@@ -266,12 +268,11 @@ def table(title: str, text: str) -> Content:
     return {"title": title, "columns": columns, "rows": cells, "note": note}
 
 
-def _cell(texts: Sequence[str], names: Sequence[str], numeric: bool) -> list[object]:
+def _cell(texts: Sequence[str], names: Sequence[str], numeric: bool, decimals: int) -> list[object]:
     """A cell of the page, from the cells ``texts`` of the columns ``names`` of the file."""
     if not numeric:
         return [texts[0]]
     numbers = [_number(text) for text in texts]
-    decimals = 4 if "loss" in names[0] else 2
     fixed = [tables.NOTHING if number is None else f"{number:.{decimals}f}" for number in numbers]
     if len(names) == 1:
         first = numbers[0]

@@ -141,6 +141,8 @@ STYLES: dict[str, Callable[[Sequence[Row], Mapping[str, int]], str]] = {
 SUFFIXES = {".md": "markdown", ".csv": "csv", ".txt": "text"}
 
 
+# Beginning of a column that may have small numbers -> its least decimal places.
+COSTS = {"time ": 0, "sent ": 1, "relative ": 2, "MB to ": 2, "energy (": 2, "carbon (": 2}
 MOST_DECIMALS = 17  # a float64 has no more digits
 Decimals = int | Mapping[str, int]
 
@@ -214,8 +216,13 @@ def decimals_of(rows: Sequence[Row]) -> dict[str, int]:
         return 4 if loss and name.startswith("95% ") else 0 if name.startswith(whole) else 2
 
     decimals = {name: places(name) for name in columns}
-    times = {name: _for_two_digits(rows, name, least=0) for name in columns if name.startswith("time ")}
-    return decimals | times | {"sent (MB)": _for_two_digits(rows, "sent (MB)")}
+    small = {
+        name: _for_two_digits(rows, name, least=least)
+        for name in (*columns, "sent (MB)")
+        for start, least in COSTS.items()
+        if name.startswith(start)
+    }
+    return decimals | small
 
 
 def _for_two_digits(rows: Sequence[Row], column: str, least: int = 1) -> int:

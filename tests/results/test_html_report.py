@@ -12,8 +12,8 @@ import pytest
 
 from fedjax_async import cli
 from fedjax_async.clock import Outcome
-from fedjax_async.results import figure, html_figures, html_report, metrics, redraw, store, write_report
-from fedjax_async.results.html_folders import read, table
+from fedjax_async.results import figure, html_figures, html_report, metrics, redraw, spread, store, write_report
+from fedjax_async.results.html_folders import read, table, table_of
 from fedjax_async.results.measured import curve_columns
 from fedjax_async.types import Run
 from tests.results.folders import rows as read_rows
@@ -339,6 +339,8 @@ def test_cells_of_a_csv_file():
     first, second = shown["rows"]
     assert [cell[0] for cell in first] == ["a", "1.50 ± 0.25", "2 reached", "[0.50, 1.25]", "0.001"]
     assert [cell[0] for cell in second] == ["1", "-", "3.00 ± 1.00", "-", "-"]
+    costs = {"time to target (s)": spread([0.04, 0.05]), "sent (MB)": spread([0.0004, 0.0004])}
+    assert [cell[0] for cell in table_of("", [costs])["rows"][0]] == ["0.045 ± 0.007", "0.00040 ± 0.00000"]
     assert first[2] == ["2 reached", None, None, 2]
 
 

@@ -238,6 +238,10 @@ def test_messages_between_nodes_count_once_and_with_a_server_bytes_of_both_direc
         ("sent (MB)", (0.23,), 2),
         ("sent (MB)", (), 1),
         ("sent (MB)", (1e-9,), 6),
+        ("MB to 70 %", (0.0372, 12.0), 3),
+        ("energy (kJ)", (120.0, 75.0), 2),
+        ("carbon (g CO2e)", (0.0004,), 5),
+        ("relative to fedavg", (0.006, 1.0), 4),
         ("time to target (s)", (1800.0, 90.0), 0),
         ("time to target (s)", (3.2, 3.4), 1),
         ("time to target (s)", (0.04, 0.5), 3),  # a job may take a fraction of a second
