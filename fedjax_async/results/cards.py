@@ -71,7 +71,9 @@ def _comparison(runs: Mapping[str, Sequence[Run]]) -> str:
         rows.append({"method": name, metrics.final_title(metric): final, "updates": updates})
     settings = [changed(run.settings) for run in every]
     common = {key: value for key, value in settings[0].items() if all(each.get(key) == value for each in settings)}
-    title = f"Comparison: {len(runs)} methods, {len(next(iter(runs.values())))} seed(s)"
+    counts = sorted(map(len, runs.values()))
+    several = f"{counts[0]} to {counts[-1]}" if counts[0] < counts[-1] else counts[0]
+    title = f"Comparison: {len(runs)} methods, {several} seed(s)"
     return _page(title, common, _table(rows), curve(runs, metric))
 
 

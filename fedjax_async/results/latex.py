@@ -127,15 +127,14 @@ def _best(rows: Sequence[Row], members: Sequence[int], column: str, smaller: boo
     return found if len(known) > 1 and len(found) < len(known) else []
 
 
-def _alike(
+def _p_of_others(
     rows: Sequence[Row], members: Sequence[int], best: Sequence[int], tests: PairedTests, smaller: bool
-) -> set[int]:
-    """The rows that are not significantly worse than the best one."""
+) -> dict[int, float]:
+    """The p value of each other row against the best one; NaN without a test."""
     if not best:
-        return set()
+        return {}
     first = (min if smaller else max)(best, key=lambda index: _mean(rows[index][tests.column]))
-    found = {index: tests.p.get(frozenset((first, index)), math.nan) for index in members}
-    return {index for index, p in found.items() if p >= LEVEL and index not in best}
+    return {index: tests.p.get(frozenset((first, index)), math.nan) for index in members if index not in best}
 
 
 def _cell(value: object, decimals: int, bold: bool, alike: bool) -> str:
@@ -178,14 +177,15 @@ def latex(
     shown, absent = chosen(titles, columns)
     decimals, smaller = tables.decimals_of(rows), _directions(shown, scores, final)
     bold: set[tuple[int, str]] = set()
-    alike: set[int] = set()
+    p: dict[int, float] = {}  # of the rows that are not the best of their world
     of_world = worlds or [None] * len(rows)
     for world in [each for i, each in enumerate(of_world) if each not in of_world[:i]]:
         members = [index for index, its in enumerate(of_world) if its == world]
         for column, less in smaller.items():
             best = _best(rows, members, column, less, decimals.get(column, 2))
             bold |= {(index, column) for index in best}
-            alike |= _alike(rows, members, best, tests, less) if column == tests.column else set()
+            p |= _p_of_others(rows, members, best, tests, less) if column == tests.column else {}
+    alike = {index for index, value in p.items() if value >= LEVEL}
     lines = []
     for index, row in enumerate(rows):
         cells = [escaped(tables.cell(row.get(name), decimals.get(name, 2))) for name in heads]
@@ -193,13 +193,15 @@ def latex(
             marks = (index, name) in bold, name == tests.column and index in alike
             cells.append(_cell(row.get(name), decimals.get(name, 2), *marks))
         lines.append(" & ".join(cells))
-    seeds = max((value.seeds for row in rows for value in row.values() if isinstance(value, Spread)), default=1)
+    seeds = sorted({value.seeds for row in rows for value in row.values() if isinstance(value, Spread)}) or [1]
+    several = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else seeds[0]
     about = ["needs \\usepackage{booktabs}", *filter(None, notes)]
-    about += [f"mean and sample standard deviation over {seeds} seeds"] if seeds > 1 else []
+    about += [f"mean and sample standard deviation over {several} seeds"] if seeds[-1] > 1 else []
     within = ", within each world" if len(set(map(str, of_world))) > 1 else ""
     about += [f"bold: the best mean of its column{within}"] if bold else []
     how = f"paired t test, Holm's correction, p >= {LEVEL}"
-    about += [f"dagger: not significantly worse than the best ({how})"] if alike else []
+    none = "; rows without a test have none" if any(map(math.isnan, p.values())) else ""
+    about += [f"dagger: not significantly worse than the best ({how}){none}"] if alike else []
     about += [f"no such column here: {', '.join(absent)}"] if absent else []
     return "\n".join(
         [

@@ -62,6 +62,10 @@ def test_the_card_of_a_comparison_and_its_repr(compared):
     assert without_a_line.count("<polyline") == 1 and "diverged" in without_a_line
 
 
+def test_the_card_of_a_comparison_with_unequal_seeds_says_how_many():
+    assert "2 methods, 1 to 2 seed(s)" in card({"a": [make_run()] * 2, "b": [make_run()]})
+
+
 def test_the_card_of_a_sweep_and_its_repr(tmp_path, monkeypatch, engine):
     found = sweep(SMALL, {"lr": [0.02, 0.1]}, seeds=2, out=tmp_path, progress=False)
     assert repr(found) == f"<Sweep: 4 runs of lr, seed, in {tmp_path}>"

@@ -77,7 +77,7 @@ def test_the_best_mean_is_bold_and_those_not_significantly_worse_have_a_dagger(t
     assert [row[1] for row in body] == [
         r"$\mathbf{71.50 \pm 1.29}$", r"$70.88 \pm 1.65^{\dagger}$", r"$51.50 \pm 1.29$",
     ]  # fmt: skip
-    assert "% bold: the best" in text and "paired t test, Holm's correction, p >= 0.05" in text
+    assert "% bold: the best" in text and "paired t test, Holm's correction, p >= 0.05)\n" in text
     pairs = csv_rows(tmp_path / "pairs.csv")
     assert [float(row["p (t, Holm)"]) >= 0.05 for row in pairs] == [True, False, False]
     want = [np.mean([staleness_of(run).mean() for run in seeds]) for seeds in RUNS.values()]
@@ -112,6 +112,13 @@ def test_a_smaller_loss_or_cost_is_better_and_counts_have_no_best():
         [r"$\mathbf{1.0000}$", "--", "3", "1 of 2"],
         ["$3.0000$", r"$\mathbf{8.0}$", "$7$", "--"],
     ]
+
+
+def test_rows_without_a_test_and_of_fewer_seeds_are_said():
+    rows = [{"method": str(k), ACCURACY: spread([value] * (4 - k))} for k, value in enumerate((60.0, 50.0, 10.0))]
+    text = latex(rows, ["method"], ["accuracy"], tests=PairedTests(ACCURACY, {frozenset((0, 1)): 0.3}))
+    assert ["dagger" in row[1] for row in parsed(text)[1:]] == [False, True, False]
+    assert "p >= 0.05); rows without a test have none\n" in text and "over 2 to 4 seeds\n" in text
 
 
 def test_rows_of_different_worlds_are_not_compared():
