@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES: tuple[object, ...] = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))  # when the colours are used up
 INK, FAINT, GRID = "#333333", "#8A8A8A", "#E6E6E6"
-AMOUNTS = {"update": "client updates applied", "step": "server steps"}
+AMOUNTS = {"update": "client updates applied", "step": "server steps", "event": "events of the nodes"}
 TIMES = ((172_800.0, 86_400.0, "days"), (10_800.0, 3600.0, "hours"), (600.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
 SIZES = ((2e9, 1e9, "GB"), (2e6, 1e6, "MB"), (0.0, 1e3, "kB"))
 JOULES = ((2e6, 1e6, "MJ"), (2e3, 1e3, "kJ"), (0.0, 1.0, "J"))

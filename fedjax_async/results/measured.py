@@ -127,8 +127,9 @@ def of_metric(scores: Sequence[str], metric: str) -> list[str]:
 
 
 def shown_unit(unit: str, runs: Iterable[Run]) -> str:
-    """The unit that names an axis: ``bytes_between`` for the bytes of runs that are all of nodes without a server.
+    """The unit that names an axis: ``bytes_between`` and ``event`` for bytes and steps of runs without a server only.
 
     A run without a schedule, such as one whose curves alone are kept, counts as one with a server.
     """
-    return "bytes_between" if unit == "bytes" and all(hasattr(run.schedule, "source") for run in runs) else unit
+    of_nodes = {"bytes": "bytes_between", "step": "event"}.get(unit, unit)
+    return of_nodes if all(hasattr(run.schedule, "source") for run in runs) else unit

@@ -47,7 +47,7 @@ def require_runs(runs: Mapping[str, Sequence[Run]]) -> None:
 
 
 def progress_in(run: Run, unit: str) -> np.ndarray:
-    """Virtual seconds, updates, server steps, bytes or joules at each evaluation; float64[rows].
+    """Virtual seconds, updates, server steps (nodes: events), bytes or joules at each evaluation; float64[rows].
 
     ``unit``: ``time``, ``update``, ``step``, ``bytes`` (in both directions; between nodes, each message once),
     ``bytes_up``, ``values_bytes_up`` (without indices, scales, headers: AsynFLC's Table III) or ``energy``.
@@ -56,7 +56,8 @@ def progress_in(run: Run, unit: str) -> np.ndarray:
     check.one_of("unit", unit, UNITS)
     known = unit != "energy" or "energy" in run.evaluations
     check.require(known, "unit", unit, "another: the run has no energy (set the setting energy)")
-    return np.asarray(UNITS["bytes_up" if shown_unit(unit, [run]) != unit else unit](run.evaluations), np.float64)
+    between = shown_unit(unit, [run]) == "bytes_between"
+    return np.asarray(UNITS["bytes_up" if between else unit](run.evaluations), np.float64)
 
 
 def to_target(run: Run, target: float, unit: str = "time") -> float:

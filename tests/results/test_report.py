@@ -228,6 +228,12 @@ def test_messages_between_nodes_count_once_and_with_a_server_bytes_of_both_direc
     np.testing.assert_array_equal(metrics.progress_in(between, "bytes"), up)
     units = [measured.shown_unit("bytes", runs) for runs in ([served], [between], [between, served])]
     assert units == ["bytes", "bytes_between", "bytes"]
+    assert (
+        measured.shown_unit("step", [between]) == "event" and measured.shown_unit("step", [between, served]) == "step"
+    )
+    np.testing.assert_array_equal(metrics.progress_in(between, "step"), between.evaluations["step"])
+    axes = loss_curve({"nodes": [RUN._replace(schedule=PLAN)]}, "step").axes[0]
+    assert axes.get_xlabel() == "events of the nodes"  # which have no server step
 
 
 @pytest.mark.parametrize(
