@@ -64,17 +64,17 @@ def _run(run: Run) -> str:
 def _comparison(runs: Mapping[str, Sequence[Run]]) -> str:
     every = [run for seeds in runs.values() for run in seeds]
     metric = metrics.main_metric(every)
-    rows = []
-    for name, seeds in runs.items():
-        updates = tables.mean_std([metrics.progress_in(run, "update")[-1] for run in seeds], 0)
-        final = tables.mean_std(finals_of(seeds, metric), 2 if metric == "accuracy" else 4)
-        rows.append({"method": name, metrics.final_title(metric): final, "updates": updates})
+    rows = [
+        {"method": name, metrics.final_title(metric): metrics.spread(finals_of(seeds, metric))}
+        | {"updates": metrics.spread([metrics.progress_in(run, "update")[-1] for run in seeds])}
+        for name, seeds in runs.items()
+    ]
     settings = [changed(run.settings) for run in every]
     common = {key: value for key, value in settings[0].items() if all(each.get(key) == value for each in settings)}
     counts = sorted(map(len, runs.values()))
     several = f"{counts[0]} to {counts[-1]}" if counts[0] < counts[-1] else counts[0]
     title = f"Comparison: {len(runs)} methods, {several} seed(s)"
-    return _page(title, common, _table(rows), curve(runs, metric))
+    return _page(title, common, _table(_texts(rows)), curve(runs, metric))
 
 
 def _sweep(sweep: Sweep) -> str:
@@ -86,10 +86,7 @@ def _sweep(sweep: Sweep) -> str:
     title = f"Sweep: {len(sweep.points)} runs" + ("" if sweep.folder is None else f" in {sweep.folder}")
     if not 0 < len(sweep.points) <= MOST_RUNS:
         return _page(title, axes, "", "")
-    rows = setting_rows(swept_runs(sweep))
-    decimals = tables.decimals_of(rows)
-    shown = [{name: tables.cell(cell, decimals.get(name, 2)) for name, cell in row.items()} for row in rows]
-    return _page(title, axes, _table(shown), "")
+    return _page(title, axes, _table(_texts(setting_rows(swept_runs(sweep)))), "")
 
 
 # --- parts of a card ----------------------------------------------------------------------------------
@@ -135,6 +132,12 @@ def curve(runs: Mapping[str, Sequence[Run]], metric: str) -> str:
     ]
     picture = f'<svg width="{WIDTH}" height="{HEIGHT}" role="img">{"".join(parts)}</svg>'
     return f"<div>{picture}</div><small>{' &#183; '.join(names)}</small>"
+
+
+def _texts(rows: Sequence[tables.Row]) -> list[dict[str, str]]:
+    """The cells as the tables of results show them."""
+    decimals = tables.decimals_of(rows)
+    return [{name: tables.cell(cell, decimals.get(name, 2)) for name, cell in row.items()} for row in rows]
 
 
 def _table(rows: Sequence[Mapping[str, str]]) -> str:

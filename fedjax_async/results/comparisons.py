@@ -161,7 +161,8 @@ def write_pairs(rows: Sequence[Mapping[str, Any]], folder: Path, title: str) -> 
         for name in ("pairs.csv", "pairs.md"):
             (folder / name).unlink(missing_ok=True)  # an earlier call's files may hold other runs
         return ""
-    digits = 4 if title.startswith("loss") else 2
+    sizes = [max((abs(row["first - second"]) for row in rows if math.isfinite(row["first - second"])), default=1.0)]
+    digits = tables.two_digits(sizes, 4, tables.MOST_OF_LOSS) if title.startswith("loss") else 2
     decimals = dict.fromkeys(rows[0], digits)
     explained = significance.explained(rows, title)
 

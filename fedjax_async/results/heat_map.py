@@ -13,7 +13,7 @@ import numpy as np
 from fedjax_async.config.grid import swept
 from fedjax_async.engine.client_scores import smaller_is_better
 from fedjax_async.results import figure as canvas
-from fedjax_async.results import metrics, tuning
+from fedjax_async.results import metrics, tables, tuning
 from fedjax_async.results.figure import SCREEN, Drawing
 from fedjax_async.results.metrics import FINAL
 from fedjax_async.results.sweep_table import SweptRun, by_setting, columns_of, spread_of
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 MOST_CELLS = 400  # more cannot be read
 MOST_FACETS = 24
-DECIMALS = {"accuracy": 1, "loss": 2}
 NO_VALUE = "-"
 LEGEND = 0.25  # inches, of the marks
 LONGEST_LINE = 14  # characters of a name in one line
@@ -157,13 +156,14 @@ def heat_map(maps: Sequence[Cells], metric: str, final: str = FINAL, *, drawing:
     A frame is around the setting that was chosen on validation, a star in the one that is best on test.
     If neighbouring maps have the same rows (or columns), the names are written only at the leftmost (lowest) map.
     """
-    sizes = _sizes(maps, drawing)
+    finite = np.concatenate([each.mean[np.isfinite(each.mean)] for each in maps])
+    decimals = 1 if metric == "accuracy" else tables.two_digits(finite, 2)
+    sizes = _sizes(maps, drawing, max(decimals, 2))
     across, down = sizes.across, math.ceil(len(maps) / sizes.across)
     figure = canvas.require_matplotlib()(
         figsize=(sizes.width, sizes.height), dpi=200, facecolor="white", layout="constrained"
     )
     grid = figure.subplots(down, across, squeeze=False)
-    finite = np.concatenate([each.mean[np.isfinite(each.mean)] for each in maps])
     low, high = finite.min(), finite.max()
     low, high = (low - 0.5, high + 0.5) if low == high else (low, high)  # one colour in all maps, too
     for index, (axes, each) in enumerate(itertools.zip_longest(grid.ravel(), maps)):
@@ -172,7 +172,7 @@ def heat_map(maps: Sequence[Cells], metric: str, final: str = FINAL, *, drawing:
             continue
         shown = np.ma.masked_invalid(each.mean)
         image = axes.imshow(shown, cmap="cividis", aspect="auto", origin="lower", vmin=low, vmax=high)
-        _number_cells(axes, each, DECIMALS[metric], (low + high) / 2, sizes.text)
+        _number_cells(axes, each, decimals, (low + high) / 2, sizes.text)
         _mark_cells(axes, each)
         beside = index % across > 0 and maps[index - 1].rows == each.rows
         above = index + across < len(maps) and maps[index + across].columns == each.columns
@@ -207,7 +207,7 @@ def _fit_label(figure: Figure, bar: Colorbar) -> None:
         figure.set_figheight(figure.get_figheight() + missing / figure.dpi)
 
 
-def _sizes(maps: Sequence[Cells], drawing: Drawing) -> _FigureLayout:
+def _sizes(maps: Sequence[Cells], drawing: Drawing, decimals: int) -> _FigureLayout:
     """As many maps side by side as fit into 12 inches or a paper's width, at most ceil(sqrt(number of maps))."""
     rows, columns = (max(each.mean.shape[axis] for each in maps) for axis in (0, 1))
     paper = drawing.width is not None
@@ -229,7 +229,7 @@ def _sizes(maps: Sequence[Cells], drawing: Drawing) -> _FigureLayout:
     down = math.ceil(len(maps) / across)
     total = limit if paper else width(across)
     of_cell = (total - bar - (1 if once else across) * names) / across / columns
-    texts = [_cell_text(each, (row, column), 2) for each in maps for row, column in np.ndindex(each.mean.shape)]
+    texts = [_cell_text(each, (row, column), decimals) for each in maps for row, column in np.ndindex(each.mean.shape)]
     longest = max(len(line) for text in texts for line in text.split("\n")) + 1
     text = min(8.0, max(3.5, 72 * of_cell / (0.62 * longest)))
     high = 0.7 + 0.15 * len(maps[0].title.split(", ")) * bool(maps[0].title) + 0.42 * max(rows, 1 if paper else 3)

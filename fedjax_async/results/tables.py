@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -143,6 +143,7 @@ SUFFIXES = {".md": "markdown", ".csv": "csv", ".txt": "text"}
 
 # Beginning of a column that may have small numbers -> its least decimal places.
 COSTS = {"time ": 0, "sent ": 1, "relative ": 2, "MB to ": 2, "energy (": 2, "carbon (": 2}
+MOST_OF_LOSS = 10  # decimal places of final losses and metrics
 MOST_DECIMALS = 17  # a float64 has no more digits
 Decimals = int | Mapping[str, int]
 
@@ -212,22 +213,32 @@ def decimals_of(rows: Sequence[Row]) -> dict[str, int]:
 
     def places(name: str) -> int:
         if any(f", {way}" in name for way in ("mean of last ", "last", "best")):  # a final value, also of lateness
-            return 2 if name.endswith("(%)") else 4
-        return 4 if loss and name.startswith("95% ") else 0 if name.startswith(whole) else 2
+            return 2 if name.endswith("(%)") else two_digits(_means(rows, name), least=4, most=MOST_OF_LOSS)
+        return 0 if name.startswith(whole) else 2
 
     decimals = {name: places(name) for name in columns}
+    of_loss = next((places for name, places in decimals.items() if name.startswith("loss, ")), 4)
+    intervals = {name: of_loss for name in columns if loss and name.startswith("95% ")}
     small = {
-        name: _for_two_digits(rows, name, least=least)
+        name: two_digits(_means(rows, name), least)
         for name in (*columns, "sent (MB)")
         for start, least in COSTS.items()
         if name.startswith(start)
     }
-    return decimals | small
+    return decimals | intervals | small
 
 
-def _for_two_digits(rows: Sequence[Row], column: str, least: int = 1) -> int:
-    """The decimal places, from ``least`` to 6, with which the smallest number > 0 of a column has two digits."""
+def _means(rows: Sequence[Row], column: str) -> list[float]:
     cells = [row.get(column) for row in rows]
     numbers = [cell.mean if isinstance(cell, Spread) else cell for cell in cells]
-    found = [number for number in numbers if isinstance(number, (int, float)) and 0 < number < math.inf]
-    return min(6, max(least, 1 - math.floor(math.log10(min(found))))) if found else least
+    return [number for number in numbers if isinstance(number, (int, float))]
+
+
+def two_digits(numbers: Iterable[float], least: int = 1, most: int = 6) -> int:
+    """The decimal places, from ``least`` to ``most``, with which the smallest of the numbers > 0 has two digits.
+
+    >>> two_digits([0.0, 12.0, 0.0345])
+    3
+    """
+    smallest = min((number for number in numbers if 0 < number < math.inf), default=1.0)
+    return min(most, max(least, 1 - math.floor(math.log10(smallest))))

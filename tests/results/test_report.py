@@ -14,8 +14,9 @@ from fedjax_async import compare
 from fedjax_async.clock import Until
 from fedjax_async.engine.client_scores import client_columns
 from fedjax_async.peers import plan_peers
-from fedjax_async.results import Drawing, comparison, interval, load, measured, metrics, tables
+from fedjax_async.results import Drawing, card, comparison, interval, load, measured, metrics, tables
 from fedjax_async.results.curves import accuracy_curve, loss_curve, measured_curve
+from fedjax_async.results.heat_map import Cells, heat_map
 from fedjax_async.results.html_figures import clients
 from fedjax_async.results.metrics import final_accuracy, spread
 from fedjax_async.results.runs import draw_missing, write_comparison, write_run
@@ -253,6 +254,8 @@ def test_messages_between_nodes_count_once_and_with_a_server_bytes_of_both_direc
         ("time to target (s)", (0.04, 0.5), 3),  # a job may take a fraction of a second
         *((count, (1654.2,), 0) for count in ("updates", "local_steps", "gradients", "late")),
         ("staleness", (1654.2,), 2),
+        (metrics.final_title("loss"), (0.0000123, 2.0), 6),
+        (metrics.final_title("loss"), (1e-14,), 10),
         (metrics.final_title("lateness"), (0.25,), 4),  # no count, though its name begins like one
     ],
 )
@@ -261,6 +264,22 @@ def test_decimal_places(column, values, places):
         rows = [{"accuracy, last (%)": 1.0, column: cell(value)} for value in values]
         assert tables.decimals_of(rows)[column] == places
         assert not rows or f"{min(filter(None, values)):.{places}f}" in table(rows, decimals=tables.decimals_of(rows))
+
+
+def test_small_losses_have_digits_in_intervals_pairs_and_cards_too(tmp_path):
+    losses = {"a": [1e-6, 2e-6, 3e-6], "b": [3e-6, 6e-6, 9e-6]}
+    runs = {
+        name: [
+            make_run([math.nan] * 2, loss=np.array([1.0, loss]))._replace(settings={"seed": seed})
+            for seed, loss in enumerate(of)
+        ]
+        for name, of in losses.items()
+    }
+    text = write_comparison(runs, tmp_path, plots=False)
+    assert "0.0000020 ± 0.0000010" in text and "[-0.0000005, 0.0000045]" in text and " -0.0000040 |" in text
+    assert r"\mathbf{0.0000020" in (tmp_path / "comparison.tex").read_text() and "0.0000020 ±" in card(runs)
+    maps = [Cells(("lr", [1]), ("steps", [1, 2]), np.array([[0.001, 0.02]]), np.full((1, 2), np.nan))]
+    assert [text.get_text() for text in heat_map(maps, "loss").axes[0].texts] == ["0.0010", "0.0200"]
 
 
 # --- in which worlds runs were made: other settings, no server, faults, early ends ---------------------
