@@ -15,6 +15,7 @@ from fedjax_async.data import check_data
 from fedjax_async.server import METHODS
 from tests import forked
 from tests.experiment import EXPERIMENTS, comparing
+from tests.results.made_up import make_run
 
 SCRIPT = EXPERIMENTS / "comparison" / "comparison.py"
 
@@ -205,6 +206,15 @@ def test_log_gaps_are_cut_off_and_the_worst_tenth_by_hand(files):
         offset=np.array([0, 2, 4]), size=np.array([2, 2, 2]),
     )  # fmt: skip
     assert files.training.worst_of(np.array([0, 0, 1, 0]), data) == 0.5
+
+
+def test_the_staleness_that_is_kept_is_that_of_applied_updates(files):
+    """The made-up run rejects its third upload, of staleness 2."""
+    run = make_run()._replace(counters={"updates": 10, "server_steps": 10})
+    run = run._replace(updates=run.updates | {"used": np.ones(11, bool)})
+    block, point = files.scenes.Block("devices", "mlp", "smoke"), files.spaces.Point("fedasync", 0.1)
+    found = files.training._kept(run, block, "fedasync", point, 0, 0.5)
+    assert (found.staleness, found.longest) == (0.9, 4)
 
 
 def leaving(client, time):

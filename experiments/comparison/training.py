@@ -19,6 +19,7 @@ from fedjax_async.config.problem import data_of
 from fedjax_async.config.resolving import model_for, resolved
 from fedjax_async.engine.client_scores import client_columns
 from fedjax_async.results.metrics import final_value
+from fedjax_async.results.timeline import staleness_of
 from fedjax_async.types import FederatedData, Run
 
 # Logarithms of loss gaps are cut off here; a run that diverged has the upper end throughout.
@@ -133,8 +134,7 @@ def _kept(run: Run, block: Block, method: str, point: spaces.Point, seed: int, w
     row = np.maximum(np.searchsorted(evaluations["time"], at * (1 + 1e-9), side="right") - 1, 0)
     scores = log_gap(evaluations["loss"], block.minimum(seed)) if block.gap else evaluations["accuracy"]
     sent = (evaluations["bytes_up"] + evaluations["bytes_down"]) / 1e6
-    used = np.asarray(run.updates["used"], bool)
-    staleness = np.asarray(run.updates["staleness"])[used]
+    staleness = staleness_of(run)
     return Kept(
         *(block.world, block.task, method, seed, point.spec, point.lr, block.time),
         int(run.counters["updates"]),
