@@ -80,6 +80,7 @@ def write_client_tables(runs: Runs, folder: Path, final: str = FINAL, what: str 
     tables.write([row | _worst(runs[str(row[what])], row) for row in scored], folder / f"{NAME}.csv")
     decimals = dict.fromkeys(rows[0], 2 if metrics.main_metric(_every(runs)) == "accuracy" else 4)
     about = meanings(f"client_{score}" for seeds in runs.values() for score in client_scores(seeds))
+    about += f" Final values: {metrics.way_of(final)}."
     text = f"{tables.table(rows, 'markdown', decimals=decimals)}\n{about}\n{_named_table(runs)}"
     disk.write(folder / f"{NAME}.md", text.encode())
     return f"{tables.table(rows, decimals=decimals)}{about}\n"
@@ -126,8 +127,8 @@ def _named_table(runs: Runs) -> str:
         return ""
     decimals = dict.fromkeys(rows[0], 2 if metrics.main_metric(_every(runs)) == "accuracy" else 4)
     count = len(_every(runs)[0].client_names or ())
-    title = f"The {len(rows)} worst of {count} clients:" if len(rows) < count else "All clients, the worst first:"
-    return f"\n{title}\n\n{tables.table(markdown_rows(rows), 'markdown', decimals=decimals)}"
+    title = f"The {len(rows)} worst of {count} clients" if len(rows) < count else "All clients, the worst first"
+    return f"\n{title}, at the last evaluation:\n\n{tables.table(markdown_rows(rows), 'markdown', decimals=decimals)}"
 
 
 def write_clients_of_run(run: Run, folder: Path, final: str = FINAL) -> None:

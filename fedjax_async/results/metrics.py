@@ -101,9 +101,13 @@ def final_title(column: str = "accuracy", final: str = FINAL) -> str:
     >>> final_title(), final_title("loss", "last"), final_title("validation_accuracy", "tail:5")
     ('accuracy, mean of last tenth (%)', 'loss, last', 'validation accuracy, mean of last 5 (%)')
     """
+    return f"{column_title(column)}, {way_of(final)}" + (" (%)" if percent(column) > 1 else "")
+
+
+def way_of(final: str) -> str:
+    """What a final value is of the evaluations, in words: ``mean of last tenth``."""
     require_final(final)
-    way = FINALS.get(final, f"mean of last {final.removeprefix('tail:')}")
-    return f"{column_title(column)}, {way}" + (" (%)" if percent(column) > 1 else "")
+    return FINALS.get(final, f"mean of last {final.removeprefix('tail:')}")
 
 
 def percent(column: str) -> float:

@@ -135,6 +135,8 @@ def write_comparison(
     if "target (%)" in extended[0]:
         goal = f"target: {tables.cell(extended[0]['target (%)'])} % ({_described(target, specs_in(runs))})"
         notes = [goal, *notes]
+    elif target != metrics.TARGET:
+        notes = [f"no times to the target {target}: no run has class labels, so losses are compared", *notes]
     header = "".join(f"{line}\n\n" for line in notes)
     disk.write(folder / "comparison.md", (header + tables.table(rows, "markdown", decimals=decimals)).encode())
     title = next(name for name in rows[0] if name != "method")

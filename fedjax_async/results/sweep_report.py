@@ -78,6 +78,8 @@ def best(found: Sequence[SweptRun], options: TableOptions = USUAL) -> str:
     """The chosen settings as Markdown: a paragraph that says how they were chosen, and a table; see ``tuning.py``."""
     rows = tuning.chosen_rows(found, options)
     head = tuning.explained(found, options)
+    if options.target is not None and metric_of(found) == "loss":
+        head += f"\nNo costs of the target {options.target}: no run has class labels."
     return f"{head}\n\n{tables.table(rows, 'markdown', decimals=tables.decimals_of(rows))}"
 
 

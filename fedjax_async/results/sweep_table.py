@@ -197,11 +197,12 @@ def setting_rows(
 ) -> list[dict[str, Cell]]:
     """One row per setting: mean, sample standard deviation and interval over its seeds.
 
-    ``further``: add the other two final values.
+    ``further``: add the other two final values. Without class labels no costs of a target are known.
     """
     columns = columns_of(found)
     target, final, *_ = options
-    reached = "" if target is None else f"to {100 * float(target):g} %"
+    metric = metric_of(found)
+    reached = "" if target is None or metric == "loss" else f"to {100 * float(target):g} %"
     wanted: dict[str, tuple[str, float]] = {
         **({f"time {reached} (s)": (TARGETS["time"], 1.0)} if reached else {}),
         **({f"updates {reached}": (TARGETS["update"], 1.0)} if reached else {}),
@@ -209,7 +210,7 @@ def setting_rows(
         "staleness": ("staleness_mean", 1.0),
     }
     counters = ("unused", "rejected", "dropped_stale", "attackers", "malicious", "lost", "late", "duplicates")
-    metric, parts = metric_of(found), comparisons.parts_of(runs_of(found), final, counters)
+    parts = comparisons.parts_of(runs_of(found), final, counters)
     rows = []
     for group in by_setting(found).values():
         values, seeds = group[0].point.shown(columns).items(), runs_of(group)

@@ -201,8 +201,13 @@ def test_the_table_shows_one_final_value_and_the_csv_all_three(final, tmp_path):
     np.testing.assert_allclose(float(rows[0]["target (%)"]), 0.95 * EXPECTED[final][1], rtol=1e-6)
 
 
-def test_comparison_without_accuracies_shows_the_final_loss():
-    (row,) = comparison({"asgd": [make_run([np.nan, np.nan], [0.0, 4.0], loss=np.array([2.0, 0.5]))]})
+def test_comparison_without_accuracies_shows_the_final_loss_and_no_target(tmp_path):
+    runs = {"asgd": [make_run([np.nan, np.nan], [0.0, 4.0], loss=np.array([2.0, 0.5]))]}
+    assert write_comparison(runs, tmp_path, False, target=0.5).startswith(
+        "no times to the target 0.5: no run has class"
+    )
+    assert write_comparison(runs, tmp_path, False).startswith("method")
+    (row,) = comparison(runs)
     assert list(row) == ["method", "loss, mean of last tenth", "updates", "sent (MB)"]
     assert row["loss, mean of last tenth"].mean == 0.5
 

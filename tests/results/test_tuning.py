@@ -15,7 +15,7 @@ from fedjax_async.config.grid import expand
 from fedjax_async.results import choose, collect, significance, sweep, tuning, write_sweep
 from fedjax_async.results.heat_map import BEST, CHOSEN, MARKS, ON_TEST, cells, heat_map
 from fedjax_async.results.sweep_report import MOST_CURVES, best, curves, pictures
-from fedjax_async.results.sweep_table import by_setting, evaluation_columns, setting_rows, swept_run
+from fedjax_async.results.sweep_table import TableOptions, by_setting, evaluation_columns, setting_rows, swept_run
 from fedjax_async.results.tuning import chosen_rows, pair_rows, rank, tunings
 from tests.results.folders import rows as read_rows
 from tests.results.made_up import make_run
@@ -208,5 +208,7 @@ def test_a_world_without_class_labels_is_tuned_by_its_loss():
     blind = found[len(RATES) :]
     assert rank(blind).metric == "loss, mean of last tenth" and rank(blind).order == [2, 1, 0]
     assert TEST not in setting_rows(blind)[0] and set(pictures(blind)) == {"loss"}
+    asked = TableOptions(target=0.5)
+    assert "No costs of the target 0.5" in best(blind, asked) and "to 50 %" not in str(setting_rows(blind, asked))
     (each,) = tunings(validated)
     assert [s.lr for s in each.settings] == [0.3, 0.2, 0.1] and each.part == "validation"
