@@ -12,6 +12,7 @@ from fedjax_async.base import check
 from fedjax_async.clock.absences import OfflineTimes
 from fedjax_async.engine.peer_points import executed
 from fedjax_async.peers import PeerSchedule, ages
+from fedjax_async.peers.statistics import readers
 from fedjax_async.peers.triggering import WITHHELD
 from fedjax_async.results import figure as canvas
 from fedjax_async.results.client_names import labels
@@ -81,6 +82,8 @@ def peer_gantt(
     rows = rows_of(clients, schedule.num_clients)
     check.require(schedule.client.size > 0, "schedule", "no events", "a schedule with at least one event")
     end = float(schedule.end.max())
+    if run is not None and run.stopped is not None:  # its plan goes on
+        end = min(end, float(run.evaluations["time"][-1])) or end
     mine = np.isin(schedule.client, rows)
     length = (schedule.end - schedule.start)[mine if mine.any() else slice(None)]
     asked = window(since, until, EVENTS_SHOWN * float(np.median(length)), end)
@@ -205,9 +208,23 @@ def _draw_messages(axes: Axes, lines: Mapping[str, Lines], size: float) -> dict[
     return kinds
 
 
-def age_histogram(schedule: PeerSchedule, drawing: Drawing = SCREEN) -> Figure:
-    """The share of mixed messages at each age (events that the sender has completed since), with mean and maximum."""
-    check.kind("schedule", schedule, PeerSchedule, "a PeerSchedule; that of a run without a server is run.schedule")
-    behind = ages(schedule)[1]
+def age_histogram(schedule: PeerSchedule | Run, drawing: Drawing = SCREEN) -> Figure:
+    """The share of mixed messages at each age (events that the sender has completed since), with mean and maximum.
+
+    Those of a plan, or those that a run without a server has mixed, as its counter ``mixed``.
+    """
+    behind = mixed_ages(schedule)
     check.require(behind.size > 0, "schedule", "no mixed messages", "a schedule with at least one")
     return histogram_of(behind, "staleness (events of the sender since)", "share of messages (%)", drawing)
+
+
+def mixed_ages(schedule: PeerSchedule | Run) -> np.ndarray:
+    """The age of each message of :func:`age_histogram`; int64."""
+    plan = schedule.schedule if isinstance(schedule, Run) else schedule
+    check.kind("schedule", plan, PeerSchedule, "a PeerSchedule, or a run without a server")
+    behind = ages(plan)[1]
+    if not isinstance(schedule, Run):
+        return behind
+    done = np.zeros(len(plan.client), bool)
+    done[_done(schedule)] = True  # a run may have stopped earlier, and withholds messages of its plan
+    return behind[done[readers(plan)] & ~_quiet(schedule)[plan.source]]

@@ -14,7 +14,7 @@ from fedjax_async.results.curves import accuracy_curve, loss_curve, measured_cur
 from fedjax_async.results.figure import FORMATS, SCREEN, Drawing, save_formats
 from fedjax_async.results.measured import curve_columns, measured, validation
 from fedjax_async.results.metrics import FINAL
-from fedjax_async.results.peer_gantt import age_histogram, peer_gantt
+from fedjax_async.results.peer_gantt import age_histogram, mixed_ages, peer_gantt
 from fedjax_async.results.plots import gantt, staleness_histogram
 from fedjax_async.results.timeline import staleness_of
 from fedjax_async.results.worlds import note_on_nodes, warn_of_differences
@@ -67,8 +67,8 @@ def _draw_run(run: Run, folder: Path, drawing: Drawing, final: str = FINAL) -> N
     name = str(run.settings.get("method", "run"))
     _draw_curve({name: [run]}, folder, final, drawing)
     if not run.has_server:
-        if len(run.schedule.source):
-            save_formats(age_histogram(run.schedule, drawing), folder / "staleness", drawing)
+        if mixed_ages(run).size:
+            save_formats(age_histogram(run, drawing), folder / "staleness", drawing)
         save_formats(peer_gantt(run, drawing=drawing), folder / "gantt", drawing)
     elif len(run.updates["staleness"]):
         if staleness_of(run).size:
@@ -79,7 +79,7 @@ def _draw_run(run: Run, folder: Path, drawing: Drawing, final: str = FINAL) -> N
 def draw_missing(run: Run, folder: Path, drawing: Drawing) -> None:
     """Draw the pictures unless they exist; with any but the default ``drawing``, they are always drawn again."""
     curve = any((folder / name).exists() for name in ("accuracy.png", "loss.png"))
-    mixing = staleness_of(run).size if run.has_server else len(run.schedule.source)
+    mixing = staleness_of(run).size if run.has_server else mixed_ages(run).size
     others = (*(("staleness.png",) if mixing else ()), "gantt.png") if len(run.updates["staleness"]) else ()
     if drawing != SCREEN or not curve or not all((folder / name).exists() for name in others):
         _draw_run(run, folder, drawing)

@@ -19,6 +19,7 @@ from fedjax_async.results.curves import accuracy_curve, loss_curve, measured_cur
 from fedjax_async.results.heat_map import Cells, heat_map
 from fedjax_async.results.html_figures import clients
 from fedjax_async.results.metrics import final_accuracy, spread
+from fedjax_async.results.peer_gantt import age_histogram, mixed_ages, peer_gantt
 from fedjax_async.results.runs import draw_missing, write_comparison, write_run
 from fedjax_async.results.tables import mean_std, table
 from fedjax_async.results.worlds import differences, end_text, faults_text, note_on_nodes, warn_of_differences
@@ -293,6 +294,27 @@ RUN = make_run()
 PLAN = plan_peers("push_sum", "constant", num_clients=3, local_steps=1, until=Until(updates=6))
 ALONE = RUN._replace(schedule=PLAN)
 DELAYS = [f"lognormal:mean=60,sigma=0.3,heterogeneity={spread}" for spread in (0.5, 1)]
+
+
+def test_pictures_of_nodes_end_with_their_run_and_leave_withheld_messages_out():
+    """The plan of a run that was stopped goes on."""
+    plan = plan_peers("push_sum", "constant", num_clients=3, local_steps=1, until=Until(updates=30))
+    end = float(np.median(plan.end))
+    done = np.flatnonzero(plan.end <= end)
+    quiet = {int(event) for event in done if plan.number[event] % 2}
+    found = []
+    for reader in done:
+        for source in plan.source[plan.inbox_bounds[reader] : plan.inbox_bounds[reader + 1]]:
+            later = (plan.client == plan.client[source]) & (plan.number > plan.number[source])
+            found += [int(sum(later & (plan.end <= plan.mixed_at[reader])))] if source not in quiet else []
+    assert 0 < len(found) < len(plan.source) / 2
+    updates = {"withheld": np.isin(done, list(quiet)), "staleness": np.zeros(len(done)), "accepted": done >= 0}
+    run = RUN._replace(schedule=plan, evaluations={"time": np.array([0.0, end])}, updates=updates)
+    assert np.sort(mixed_ages(run)).tolist() == sorted(found)
+    title = age_histogram(run).axes[0].get_title(loc="left")
+    assert title == f"mean {np.mean(found):.1f}, largest {max(found)}"
+    run = run._replace(stopped=Stopped("stop_at", "it was reached", 1))
+    assert peer_gantt(run, until=1e6).axes[0].get_xlim()[1] == pytest.approx(end)
 
 
 @pytest.mark.parametrize(
