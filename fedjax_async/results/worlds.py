@@ -60,14 +60,15 @@ def warn_of_differences(runs: Mapping[str, Sequence[Run]]) -> None:
 
 
 def faults_text(counters: Mapping[str, Any]) -> str:
-    """How many jobs failed, and how, in a line; empty if none did.
+    """How many jobs failed, and how, in a line; empty if none did. Nodes without a server lose messages.
 
-    >>> faults_text({"lost": 3, "crashed": 1, "updates": 9})
-    'faults: 3 jobs lost (1 crashed)'
+    >>> faults_text({"lost": 3, "crashed": 1, "updates": 9}), faults_text({"messages": 40, "lost": 1})
+    ('faults: 3 jobs lost (1 crashed)', 'faults: 1 message lost')
     """
     count = {name: counters.get(name, 0) for name in FAULTS}
     within = ", ".join(f"{count[name]} {name}" for name in ("crashed", "interrupted") if count[name])
-    jobs = f"{count['lost']} job{'s' if count['lost'] > 1 else ''} lost" + (f" ({within})" if within else "")
+    what = "message" if "messages" in counters else "job"
+    jobs = f"{count['lost']} {what}{'s' if count['lost'] > 1 else ''} lost" + (f" ({within})" if within else "")
     others = [f"{count[name]} {text}" for name, text in list(FAULTS.items())[3:] if count[name]]
     parts = ([jobs] if count["lost"] else []) + others
     return f"faults: {', '.join(parts)}" if parts else ""
