@@ -10,7 +10,7 @@ import functools
 import io
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -266,6 +266,13 @@ def save_formats(figure: Figure, path: Path, drawing: Drawing) -> None:
     """Write the figure in every format of ``drawing``; ``path`` has no file ending."""
     for ending in drawing.formats:
         save_figure(figure, path.parent / f"{path.name}.{ending}")
+
+
+def remove_pictures(folder: Path, names: Iterable[str]) -> None:
+    """Remove pictures of other results, in every format; ``names`` have no file ending."""
+    for name in names:
+        for ending in FORMATS:
+            (folder / f"{name}.{ending}").unlink(missing_ok=True)
 
 
 # --- in a notebook ------------------------------------------------------------------------------------

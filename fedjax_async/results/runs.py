@@ -11,7 +11,7 @@ from fedjax_async.base import check, disk
 from fedjax_async.results import begun, clients, comparisons, latex, metrics, store, tables
 from fedjax_async.results.compared import specs_in, target_method
 from fedjax_async.results.curves import accuracy_curve, loss_curve, measured_curve
-from fedjax_async.results.figure import FORMATS, SCREEN, Drawing, save_formats
+from fedjax_async.results.figure import SCREEN, Drawing, remove_pictures, save_formats
 from fedjax_async.results.measured import curve_columns, measured, validation
 from fedjax_async.results.metrics import FINAL
 from fedjax_async.results.peer_gantt import age_histogram, mixed_ages, peer_gantt
@@ -36,9 +36,8 @@ def write_run(
     before, columns = _numbers_in(check.path("folder", folder))
     folder = store.save(run, folder, overwrite=overwrite)
     if before and before != _numbers_in(folder)[0]:
-        stems = (*columns, "staleness", "gantt", clients.NAME)
-        pictures = [f"{stem}.{ending}" for stem in stems for ending in FORMATS]
-        for name in (*pictures, f"{clients.NAME}.csv", f"{clients.NAME}.md"):
+        remove_pictures(folder, (*columns, "staleness", "gantt", clients.NAME))
+        for name in (f"{clients.NAME}.csv", f"{clients.NAME}.md"):
             (folder / name).unlink(missing_ok=True)
     redraw_run(run, folder, plots, drawing=drawing)
     return folder

@@ -18,12 +18,20 @@ from fedjax_async.config.settings import as_dict, from_dict, require_named
 from fedjax_async.results import begun, files, store
 from fedjax_async.results.begun import save_plugins
 from fedjax_async.results.beside import commanded
+from fedjax_async.results.figure import remove_pictures
 from fedjax_async.results.runs import write_run
 from fedjax_async.types import Probe, Run
 
 FORMAT = "fedjax_async sweep 1"
 DEFINITION = store.SWEEP
 NAMELESS = "fedjax_async.config.own.Named"  # a value that is an object, as earlier versions wrote it
+# What ``sweep_report.py`` writes beside the runs of every sweep, and its pictures without their endings.
+REPORT = (
+    *(f"{name}.{ending}" for name in ("settings", "best") for ending in ("csv", "md", "tex")),
+    *(f"{name}.{ending}" for name in ("pairs", "clients") for ending in ("csv", "md")),
+    *(f"{name}.{ending}" for name in ("runs", "evaluations") for ending in ("csv", "parquet")),
+)
+PICTURES = ("accuracy", "loss", "accuracy_map", "loss_map")
 ROLES = "roles.json"  # not in the definition, because roles change how results are read, not the runs
 
 
@@ -165,9 +173,16 @@ def begin(
     probes: Mapping[str, object] | None = None,
     roles: Mapping[str, str] | None = None,
 ) -> None:
-    """Write the definition and the roles; called before the first run is saved."""
+    """Write the definition and the roles; called before the first run is saved. The report on another sweep is removed.
+
+    Else a sweep that replaces it and is killed would have the tables of the other one.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     anew = not is_defined(folder, points, probes)
+    if anew:
+        remove_pictures(folder, PICTURES)
+        for name in REPORT:
+            (folder / name).unlink(missing_ok=True)
     disk.write(folder / DEFINITION, definition(points, probes))
     save_roles(folder, roles or {})
     save_plugins(folder)

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedjax_async.base import check, disk, lazy
-from fedjax_async.results import clients, comparisons, files, latex, metrics, tables, tuning
+from fedjax_async.results import clients, comparisons, files, latex, metrics, sweep_folder, tables, tuning
 from fedjax_async.results import figure as canvas
 from fedjax_async.results.curves import measured_curve
-from fedjax_async.results.figure import SCREEN, Drawing, save_formats
+from fedjax_async.results.figure import SCREEN, Drawing, remove_pictures, save_formats
 from fedjax_async.results.heat_map import cells, heat_map
 from fedjax_async.results.measured import curve_columns, measured
 from fedjax_async.results.metrics import FINAL, has_accuracy
@@ -232,7 +232,9 @@ def write_sweep(
     written = write_tables(found, folder, options)
     text = best(found, options)
     if plots:
-        for name, figure in pictures(found, options, drawing).items():
+        drawn = pictures(found, options, drawing)
+        remove_pictures(folder, set(sweep_folder.PICTURES) - set(drawn))  # of fewer runs, or of other ones
+        for name, figure in drawn.items():
             save_formats(figure, folder / name, drawing)
     disk.sweep_up(folder)
     return text if "runs.parquet" in written else f"{text}\n{NO_PARQUET}\n"

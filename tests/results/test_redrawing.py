@@ -112,6 +112,17 @@ def test_a_sweep_is_redrawn(tmp_path, monkeypatch):
 RUN = "runs/Ours/seed_0"
 
 
+def test_a_sweep_that_replaces_another_removes_its_tables_and_pictures(tmp_path, monkeypatch):
+    """Before it trains: a killed one would have the best settings of the other."""
+    sweep_engine.use(monkeypatch)
+    first = results.sweep(FEW, {"lr": [0.02, 0.1], "steps": [1, 2]}, seeds=3, out=tmp_path, progress=False)
+    write_sweep(first, tmp_path)
+    found = {path.name for path in tmp_path.iterdir()}
+    assert {"best.md", "settings.tex", "accuracy.png", "accuracy_map.png"} < found
+    results.sweep(FEW, {"lr": [0.02, 0.1]}, seeds=3, out=tmp_path, progress=False, overwrite=True)
+    assert {path.name for path in tmp_path.iterdir()} == {"runs", "sweep.json"}
+
+
 @pytest.mark.parametrize(
     ("place", "given", "message"),
     [
