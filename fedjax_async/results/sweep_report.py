@@ -169,7 +169,9 @@ def curves(
     figure = measured_curve(runs, metric, x, final=options.final, drawing=drawing)
     if len(shown) < len(names):
         by = ranked.metric if ranked.metric.startswith("validation") else f"test {ranked.metric}"
-        title = f"best {len(shown)} of {len(names)} settings by {plain(by)}"
+        several = len(tuning.tunings(found, options.final, options.roles)) > 1  # then others may be better
+        which = "{} of {} settings, the best of each tuning by {}" if several else "best {} of {} settings by {}"
+        title = which.format(len(shown), len(names), plain(by))
         above = figure.axes[0].get_title(loc="left")  # that the worlds differ
         title = "\n".join(filter(None, [above, title]))
         figure.axes[0].set_title(title, loc="left", fontsize=8, color=canvas.FAINT)

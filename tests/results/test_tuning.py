@@ -146,7 +146,10 @@ def test_the_curves_show_the_chosen_ones(part):
     titles = list(by_setting(found))
     assert names == [titles[k] for k in sorted(rank(found).order[:MOST_CURVES])] and MOST_CURVES == 10
     assert {titles[each.order[0]] for each in tunings(found)} <= set(names)
-    assert axes.get_title(loc="left") == f"best 10 of 28 settings by {part} accuracy (mean of last tenth)"
+    by = f"{part} accuracy (mean of last tenth)"
+    assert axes.get_title(loc="left") == f"10 of 28 settings, the best of each tuning by {by}"
+    alone = curves(found, "loss", options=TableOptions(roles={"method": "tuned", "clients": "tuned"})).axes[0]
+    assert alone.get_title(loc="left") == f"best 10 of 28 settings by {by}"
 
 
 # --- a whole sweep ------------------------------------------------------------------------------------
