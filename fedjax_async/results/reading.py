@@ -13,6 +13,7 @@ from fedjax_async.results import store, sweep_folder
 from fedjax_async.results.beside import labels_in
 from fedjax_async.results.client_names import with_names
 from fedjax_async.results.compared import Comparison
+from fedjax_async.results.metrics import require_runs
 from fedjax_async.results.sweeps import Sweep, collect
 from fedjax_async.types import Run
 
@@ -134,6 +135,8 @@ def frame(results: Run | Comparison | Sweep, table: str = "evaluations") -> pand
     check.one_of("table", table, ("evaluations", "updates"))
     kinds = (Run, Mapping, Sweep)
     check.kind("results", results, kinds, "a Run, what compare returns, or a Sweep")
+    if isinstance(results, Mapping):
+        require_runs(results)
     pandas = lazy.optional("pandas", "data frames")
     if isinstance(results, Run):
         return pandas.DataFrame(with_names(results, getattr(results, table)))

@@ -60,6 +60,7 @@ CALLS = [
     (lambda: results.comparison(3), f"runs = 3: must be {OF_METHODS}"),
     (lambda: results.comparison({"a": RUN}), "runs['a'] = 'a Run': must be a list of its runs"),
     (lambda: results.comparison({"a": [3]}), "runs['a'] = 'a list': must be a list of its runs"),
+    (lambda: results.frame({"a": RUN}), "runs['a'] = 'a Run': must be a list of its runs"),
     (lambda: results.relative_time([RUN], "a"), f"runs = 'a list': must be {OF_METHODS}"),
     (lambda: results.final_accuracy(3), "run = 3: must be a Run, as simulate returns"),
     (lambda: results.final_value(RUN, "acc"), "column = 'acc': must be one of time, update"),
