@@ -21,7 +21,8 @@ class Metric(NamedTuple):
     means over the rows of a test set or of a client's part of it; they do not depend on the batches. ``finish`` gets
     them without the first axis and returns a number; without ``finish``, ``values`` must return [B].
 
-    Both must be pure and traceable. Larger is better, unless the metric's name ends in ``loss`` or ``error``.
+    Both must be pure and traceable. Larger is better, unless the metric's name ends in ``loss`` or ``error``. If the
+    name has ``accuracy`` in it, the metric is a share, which tables and curves show in percent.
 
     >>> brier = Metric(lambda outputs, y: jnp.sum((jax.nn.softmax(outputs) - jax.nn.one_hot(y, 3)) ** 2, -1))
     >>> [round(float(value), 3) for value in brier.values(jnp.zeros((2, 3)), jnp.array([0, 2]))]

@@ -117,7 +117,8 @@ def percent(column: str) -> float:
 
 def limits(column: str) -> tuple[float, float]:
     """The range of a column times :func:`percent`; intervals, bands and bars of deviations are cut off there."""
-    return (0.0, 100.0) if percent(column) > 1 else (-math.inf, math.inf)
+    score = column.removesuffix("_std").removesuffix("_worst")
+    return (0.0, 100.0) if score.endswith("accuracy") else (-math.inf, math.inf)
 
 
 def band(mean: np.ndarray | float, std: np.ndarray | float, column: str) -> np.ndarray:
@@ -271,9 +272,10 @@ def relative_time(
     counts = {name: len(seeds) for name, seeds in runs.items()}
     check.require(len(set(counts.values())) == 1 and min(counts.values()) > 0, "runs", counts, "equally many seeds")
     orders = {name: [str(run.settings.get("seed")) for run in seeds] for name, seeds in runs.items()}
-    for name, order in orders.items():
-        alike = order == orders[baseline] or sorted(order) != sorted(orders[baseline])
-        check.require(alike, f"seeds of runs[{name!r}]", order, f"in the order of {baseline}'s: {orders[baseline]}")
+    wanted = orders[baseline]
+    for name, order in orders.items():  # a seed that both have is at the same place
+        alike = all(order.index(seed) == wanted.index(seed) for seed in {*order} & {*wanted})
+        check.require(alike, f"seeds of runs[{name!r}]", order, f"in the order of {baseline}'s: {wanted}")
     goals = target_accuracy(_final_accuracies(runs, final), target, specs_in(runs))
     time = {
         name: np.array([to_target(run, goal, unit) for run, goal in zip(seeds, goals, strict=True)])
