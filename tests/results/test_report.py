@@ -356,6 +356,7 @@ def test_curves_of_different_worlds_say_so_in_the_figure_and_on_standard_error(c
 def test_faults_and_early_ends_in_words():
     counted = {"lost": 3, "crashed": 1, "interrupted": 1, "dropped_stale": 2, "duplicates": 0}
     assert faults_text(counted) == "faults: 3 jobs lost (1 crashed, 1 interrupted), 2 dropped as stale"
+    assert faults_text({"messages": 40, "lost": 9, "corrupt": 2}) == "faults: 9 messages lost, 2 corrupt"  # of nodes
     assert faults_text({}) == "" == end_text(RUN)
     early = RUN._replace(counters={"ended_early": "ended after 3 of 9 updates because no client could train"})
     assert end_text(early).startswith("ended after 3 of 9 updates because")
