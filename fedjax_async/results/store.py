@@ -202,8 +202,9 @@ def require_comparison(folder: str | Path, *, overwrite: bool = False) -> Path:
 
 
 def become_comparison(folder: Path) -> None:
-    """Remove the files by which a folder that is overwritten is one of a run or of a sweep; all others stay."""
-    for name in (SWEEP, MANIFEST, "settings.json", f"{CHECKPOINTS}/settings.json"):
+    """Remove the files by which a folder that is overwritten is one of a run or of a sweep, and tables of methods."""
+    tables = ("comparison.csv", "comparison.md", "comparison.tex", "pairs.csv", "pairs.md", "clients.csv", "clients.md")
+    for name in (SWEEP, MANIFEST, "settings.json", f"{CHECKPOINTS}/settings.json", *tables):
         (folder / name).unlink(missing_ok=True)
 
 

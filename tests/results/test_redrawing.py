@@ -123,6 +123,12 @@ def test_a_sweep_that_replaces_another_removes_its_tables_and_pictures(tmp_path,
     assert {path.name for path in tmp_path.iterdir()} == {"runs", "sweep.json"}
 
 
+def test_a_comparison_that_is_overwritten_and_killed_has_no_tables_of_the_other(comparison):
+    with pytest.raises(pytest.fail.Exception):  # as soon as it trains
+        compare(["fedavg"], out=comparison, overwrite=True, plots=False, progress=False, **FEW)
+    assert {path.name for path in comparison.iterdir()} & {"comparison.md", "comparison.csv", "pairs.md"} == set()
+
+
 @pytest.mark.parametrize(
     ("place", "given", "message"),
     [
