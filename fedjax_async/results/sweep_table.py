@@ -66,7 +66,7 @@ def swept_run(point: GridPoint, run: Run, target: float | None = None) -> SweptR
         "virtual_time": last["time"],
         **({} if target is None else {name: metrics.to_target(run, target, unit) for unit, name in TARGETS.items()}),
         "staleness_mean": float(staleness.mean()) if staleness.size else math.nan,
-        "staleness_max": int(staleness.max()) if staleness.size else 0,
+        "staleness_max": staleness.max().item() if staleness.size else 0,  # of nodes means over messages, no integer
         "bytes_up": last["bytes_up"],
         "bytes_down": last["bytes_down"],
         **{name: last[name] for name in ("values_bytes_up", "energy", "carbon") if name in last},

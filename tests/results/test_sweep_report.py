@@ -56,6 +56,13 @@ def test_runs_that_ended_before_their_budget_are_marked():
     assert not any("ended before budget" in row for row in setting_rows(swept_runs(TWO)))
 
 
+def test_the_largest_staleness_of_nodes_is_a_mean_over_messages():
+    run = make_run()
+    nodes = run._replace(updates=run.updates | {"staleness": np.linspace(0, 1.75, 11)})
+    found = [sweep_table.swept_run(TWO.points[0], each).numbers["staleness_max"] for each in (nodes, run)]
+    assert found == [1.75, 4] and isinstance(found[1], int)
+
+
 def test_one_tidy_row_a_run_and_one_an_evaluation():
     rows = run_rows(swept_runs(TWO, target=0.4))
     assert [row["run"] for row in rows] == [point.name for point in TWO.points]
