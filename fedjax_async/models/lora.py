@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from fedjax_async.base import check, tree
 from fedjax_async.models.norm import STATISTICS
-from fedjax_async.models.weights import arrays_of
+from fedjax_async.models.weights import arrays_of, nested
 from fedjax_async.types import Array, Key, Model, Params, Path
 
 
@@ -36,7 +36,7 @@ def lora(
         characters, within the params proper.
       trained: paths of leaves that are trained in full, such as a new output layer: ``"output/*"``.
 
-    Returns: a model whose params are ``{"a": ..., "b": ..., "full": ...}`` by the path of the leaf; under ``"params"``
+    Returns: a model whose params are ``{"a": ..., "b": ..., "full": ...}``, each nested as ``base``; under ``"params"``
     if ``base`` has running statistics. What changes a private leaf of ``model`` is private.
 
     Raises: ``ValueError`` for a pattern that matches nothing, and for a weight of fewer than two axes.
@@ -46,8 +46,8 @@ def lora(
     >>> from fedjax_async.models import make
     >>> plain = make("mlp:hidden=32", num_classes=4, input_shape=(8, 8, 1))
     >>> adapted = lora(plain, plain.init(jax.random.key(0)), rank=2, trained="output/*")
-    >>> sorted(adapted.init(jax.random.key(1))["full"])
-    ['output/bias', 'output/kernel']
+    >>> sorted(adapted.init(jax.random.key(1))["full"]["output"])
+    ['bias', 'kernel']
     """
     check.whole("rank", rank)
     check.positive("alpha", alpha)
@@ -63,24 +63,26 @@ def lora(
 
     def start(key: Key) -> Params:
         a, b = _factors(key, {name: known[name] for name in adapted}, rank)
-        return {"a": a, "b": b, "full": {name: jnp.asarray(known[name]) for name in full}}
+        return {"a": nested(a), "b": nested(b), "full": nested({name: jnp.asarray(known[name]) for name in full})}
 
     def init(key: Key) -> Params:
         statistics = jax.tree.map(jnp.asarray, base[STATISTICS]) if keeps else None
         return {"params": start(key), STATISTICS: statistics} if keeps else start(key)
 
     def merged(given: Params) -> Params:
-        def leaf(path: tree.KeyPath, value: Array) -> Array:
-            name = "/".join(tree.path_of(path))
-            if name in given["full"]:
-                changed: Array = given["full"][name]
+        factors_a, factors_b, whole = (arrays_of(given[part]) for part in ("a", "b", "full"))
+
+        def leaf(name: str, value: Array) -> Array:
+            if name in whole:
+                changed: Array = whole[name]
                 return changed
-            if name not in given["a"]:
+            if name not in factors_a:
                 return value
-            a, b = given["a"][name], given["b"][name]
+            a, b = factors_a[name], factors_b[name]
             return value.astype(a.dtype) + (alpha / rank) * (a @ b).reshape(value.shape)
 
-        return jax.tree_util.tree_map_with_path(leaf, constant)
+        leaves = [leaf(name, value) for name, value in arrays_of(constant).items()]
+        return jax.tree.unflatten(jax.tree.structure(constant), leaves)
 
     def apply(params: Params, x: Array, key: Key | None = None) -> Array:
         whole = {"params": merged(params["params"]), STATISTICS: params[STATISTICS]} if keeps else merged(params)
@@ -97,12 +99,12 @@ def lora(
 
 def _private(model: Model, init: Callable[[Key], Params]) -> Callable[[Path], bool] | None:
     """``private`` of the adapted model: what ``model.private`` says of the leaf that a leaf of its params changes."""
-    stays = model.private
+    stays, above = model.private, int(model.train is not None)  # a, b and full are under "params" if there are others
     if stays is None:
         return None
 
     def private(path: Path) -> bool:
-        return stays(path if path[0] == STATISTICS else (*path[:-2], *path[-1].split("/")))
+        return stays(path if path[0] == STATISTICS else (*path[:above], *path[above + 1 :]))
 
     leaves = jax.tree_util.tree_leaves_with_path(jax.eval_shape(init, jax.eval_shape(jax.random.key, 0)))
     return private if any(private(tree.path_of(path)) for path, _ in leaves) else None

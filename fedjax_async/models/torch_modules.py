@@ -23,7 +23,7 @@ from fedjax_async.models.labels import cross_entropy
 from fedjax_async.models.norm import STATISTICS
 from fedjax_async.models.torch_graphs import Exported, array_of, graph_of, run
 from fedjax_async.models.torch_layers import ChannelsLast, Context
-from fedjax_async.models.weights import arrays_of
+from fedjax_async.models.weights import arrays_of, nested
 from fedjax_async.models.wrap import SameStart
 from fedjax_async.types import Array, Key, Model, Params, Path
 
@@ -195,14 +195,7 @@ def _constant(array: np.ndarray, dtype: DTypeLike) -> Array:
 
 def _nested(flat: Mapping[str, object]) -> Params:
     """``{"a.b": x}`` -> ``{"a": {"b": x}}``."""
-    found: dict[str, Any] = {}
-    for name, value in flat.items():
-        *path, last = name.split(".")
-        place = found
-        for part in path:
-            place = place.setdefault(part, {})
-        place[last] = value
-    return found
+    return nested(flat, ".")
 
 
 def _flat(nested: Params) -> dict[str, Array]:

@@ -35,6 +35,20 @@ def arrays_of(params: Params) -> dict[str, Any]:
     return found
 
 
+def nested(arrays: Mapping[str, Any], joint: str = "/") -> Params:
+    """The inverse of :func:`arrays_of`, as nested dicts (lists and tuples become dicts by index)."""
+    if set(arrays) == {BARE}:
+        return arrays[BARE]
+    found: dict[str, Any] = {}
+    for name, value in arrays.items():
+        *path, last = name.split(joint)
+        place = found
+        for part in path:
+            place = place.setdefault(part, {})
+        place[last] = value
+    return found
+
+
 def filled(like: Params, arrays: Mapping[str, AnyArray], source: str) -> Params:
     """The ``arrays`` in the structure and dtypes of ``like``, on the device.
 

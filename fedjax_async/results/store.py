@@ -18,7 +18,7 @@ from fedjax_async.base import check, disk, identity
 from fedjax_async.base.tree import Columns
 from fedjax_async.clock.trace import load_schedule, save_schedule
 from fedjax_async.engine.record import REAL_TIMES
-from fedjax_async.models.weights import BARE, arrays_of
+from fedjax_async.models.weights import arrays_of, nested
 from fedjax_async.peers import is_peer_schedule, load_peer_schedule, save_peer_schedule
 from fedjax_async.results import files
 from fedjax_async.results.client_names import shown_name, with_names
@@ -60,20 +60,6 @@ class NotSaved(OSError):
 def flatten(params: Params) -> dict[str, np.ndarray]:
     """``{"a": {"b": {"kernel": K}}}`` -> ``{"a/b/kernel": K}``, on the host; names as in ``models.arrays_of``."""
     return {name: np.asarray(array) for name, array in arrays_of(params).items()}
-
-
-def unflatten(flat: Mapping[str, np.ndarray]) -> Params:
-    """The inverse of ``flatten``, as nested dicts (lists and tuples become dicts by index)."""
-    if set(flat) == {BARE}:
-        return flat[BARE]
-    tree: dict[str, Any] = {}
-    for path, value in flat.items():
-        *parents, name = path.split("/")
-        branch = tree
-        for parent in parents:
-            branch = branch.setdefault(parent, {})
-        branch[name] = value
-    return tree
 
 
 def _quoted(name: str) -> str:
@@ -342,10 +328,10 @@ def load(folder: str | Path) -> Run:
     stopped = Stopped(**json.loads(content[STOPPED])) if STOPPED in content else None
     best = None
     if BEST in content:
-        best = Best(unflatten(disk.read_npz(io.BytesIO(content[BEST]))), **json.loads(content[BEST_ABOUT]))
+        best = Best(nested(disk.read_npz(io.BytesIO(content[BEST]))), **json.loads(content[BEST_ABOUT]))
     return Run(
         settings=json.loads(content["settings.json"]),
-        params=unflatten(disk.read_npz(io.BytesIO(content["params.npz"]))),
+        params=nested(disk.read_npz(io.BytesIO(content["params.npz"]))),
         evaluations=Columns(files.csv_columns(content["evaluations.csv"], manifest["types"]["evaluations"])),
         updates=updates,
         per_client=disk.read_npz(io.BytesIO(content["per_client.npz"])),

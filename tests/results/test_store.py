@@ -176,9 +176,9 @@ def test_a_full_disk_before_the_first_file(tmp_path, monkeypatch):
 
 def test_parameter_trees_of_other_shapes_and_names(tmp_path, monkeypatch):
     bare = np.arange(3.0)
-    assert store.unflatten(store.flatten(bare)) is bare
+    assert store.nested(store.flatten(bare)) is bare
     assert list(store.flatten([bare, {"a": (bare,)}])) == ["0", "1/a/0"]
-    assert store.unflatten(store.flatten({"params": bare})) == {"params": bare}
+    assert store.nested(store.flatten({"params": bare})) == {"params": bare}
     assert "parameter name = 'a/b'" in refusal(store.flatten, {"a/b": bare})
     monkeypatch.setattr(sweeping, "execute", never)  # a run is refused before the training
     plain = models.make("logistic", num_classes=10, input_shape=(28, 28, 1))
