@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,16 @@ def settings_in(path: str, base: dict[str, object], *, compares: bool) -> dict[s
     values = {name: checked(name, value, fields) for name, value in flat(found).items()}
     new = changed(fields, values)
     return {name: new[name] for name in new if name in found or new[name] != fields[name]}
+
+
+def refuse_none(path: str, values: Mapping[str, object], methods: Iterable[str]) -> None:
+    """``ValueError`` for ``none`` in a TOML file where one of the methods has a value of its own."""
+    if Path(path).suffix == ".json":
+        return
+    from fedjax_async.config import paths  # noqa: PLC0415 (needs JAX)
+
+    for method in methods:
+        paths.refuse_none(values, method)
 
 
 def _require_setting(name: str, path: str) -> None:

@@ -10,7 +10,15 @@ from typing import Any
 
 from fedjax_async import __version__
 from fedjax_async.base import compiled, home
-from fedjax_async.cli.config_file import ALONE_EPILOG, CONFIG_EPILOG, METHODS_EPILOG, dataset_in, settings_in
+from fedjax_async.cli.config_file import (
+    ALONE_EPILOG,
+    CONFIG_EPILOG,
+    METHODS_EPILOG,
+    dataset_in,
+    methods_in,
+    refuse_none,
+    settings_in,
+)
 from fedjax_async.cli.data_flags import add_data
 from fedjax_async.cli.landscape_flags import add_landscape
 from fedjax_async.cli.listing import REGISTRIES
@@ -26,6 +34,7 @@ from fedjax_async.cli.parsing import NO_PLOTS, Parser, file, folder, real, whole
 from fedjax_async.cli.saved_flags import add_explain, add_export, add_privacy, add_redraw
 from fedjax_async.cli.sweep_file import SWEEP_EPILOG, sweep_content, sweep_datasets
 from fedjax_async.config.concerns import GROUPS
+from fedjax_async.config.labelling import by_label
 from fedjax_async.config.settings import EVALUATIONS, Settings
 
 Action = Callable[[argparse.Namespace], None]
@@ -151,6 +160,9 @@ def settings_of(arguments: argparse.Namespace, base: dict[str, Any]) -> Settings
             if any(layer.get(name) is not None for name in rivals):
                 base = {name: value for name, value in base.items() if name not in rivals}
         base = base | layer
+    if file is not None:
+        listed = [*(by_label(arguments.methods) or methods_in(file)).values()] if compares else []
+        refuse_none(file, in_file | given, listed or [base.get("method", Settings.method)])
     return Settings(**base)
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from fedjax_async.base import check, grammar
 from fedjax_async.config.labelling import plain, require_label
 from fedjax_async.config.own import ABSENT, Named, named
-from fedjax_async.config.paths import DICTS, FIELDS, Fields, changed, checked, flat, of_method, values_of
+from fedjax_async.config.paths import DICTS, FIELDS, Fields, changed, checked, flat, refuse_none, values_of
 from fedjax_async.config.settings import Settings, fields_of
 
 MOST_RUNS = 100_000  # a larger grid is taken for a mistake
@@ -216,21 +216,20 @@ def expand(
     check.require(count <= MOST_RUNS, "grid", f"{count} runs", f"at most {MOST_RUNS} runs")
     combined = [dict(zip(each, values)) for each in axes for values in itertools.product(*each.values())]
     short = labels(dict.fromkeys(path for each in axes for path in each))
-    expanded = [_point(values, short, fields) for values in combined]
+    shared = base if isinstance(base, Mapping) else {}
+    absent = {path: None for path, value in shared.items() if isinstance(value, str) and value.lower() == "none"}
+    expanded = [_point(values, short, fields, absent) for values in combined]
     _all_different(expanded)
     return expanded
 
 
-def _point(given: Mapping[str, Any], short: Mapping[str, str], fields: Fields) -> GridPoint:
-    """The run with these values by path, some of them :class:`Labelled`."""
+def _point(given: Mapping[str, Any], short: Mapping[str, str], fields: Fields, absent: Fields) -> GridPoint:
+    """The run with these values by path, some of them :class:`Labelled`; ``absent``: what all runs have none of."""
     labelled = tuple(path for path, value in given.items() if isinstance(value, Labelled))
     values = {path: value.label if path in labelled else value for path, value in given.items()}
     meant = {path: value.value if path in labelled else value for path, value in given.items()}
     settings = Settings(**changed(fields, meant))
-    for path in ("compress", "policy"):
-        usual = of_method(settings.method, path) if path in meant and meant[path] is None else None
-        allowed = f"left out, since none is the method's own, {usual} (identity compresses nothing)"
-        check.require(usual is None, path, "none", allowed if path == "compress" else allowed.partition(" (")[0])
+    refuse_none({**absent, **meant}, settings.method)
     return GridPoint(point_name(values, short), values, settings, labelled)
 
 

@@ -268,6 +268,15 @@ def changed(fields: Fields, values: Mapping[str, object]) -> dict[str, Any]:
     return new
 
 
+def refuse_none(given: Fields, method: Chosen) -> None:
+    """``ValueError`` for a setting that is given as none where the method has one of its own, which would be taken."""
+    for path in ("compress", "policy"):
+        usual = of_method(method, path) if path in given and given[path] is None else None
+        allowed = f"left out, since none is the method's own, {usual}"
+        allowed += " (identity compresses nothing)" if path == "compress" else ""
+        check.require(usual is None, path, "none", allowed)
+
+
 def value_of(settings: Settings, path: str) -> Any:
     """The value of a path in a run: the setting, or the option if its spec gives it, else None.
 

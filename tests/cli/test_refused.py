@@ -179,6 +179,7 @@ FILES = {
         ("lr 3", f"config = 'f.toml': {OF_FILE}"),
         ("dataset = 'mnistt'", "mnistt"),
         ("batch-size = 16\nbatch_size = 64", "batch-size = 16: must be given once"),
+        ("method = 'pisces'\npolicy = 'none'", "policy = 'none': must be left out, since none is the method's own, p"),
     ],
     "run --config none.toml": [("", "config = 'none.toml': must be a TOML file"), ("", "there is no such file")],
     "run --config empty": [("", f"config = 'empty': {OF_FILE}it is a folder")],
@@ -191,6 +192,7 @@ FILES = {
         ("[methods]\n'a/b' = 'asgd'", "label = 'a/b': must be 1 to 60"),
         ("method = 'asgd'\nmethods = ['asgd']", "method = 'asgd': must be left out in a file for compare"),
         ("method.mixing = 0.1\nmethods = ['asgd']", "method = {'mixing': 0.1}: must be left out in a file for com"),
+        ("compress = 'none'\nmethods = ['asgd', 'asynflc']", "compress = 'none': must be left out, since none is"),
     ],
     "sweep f.toml": [
         ("[base\n", "must be TOML"),

@@ -189,6 +189,7 @@ def test_none_is_named_and_refused_where_it_is_something_of_the_method():
     assert [point.name for point in points] == ["test_fraction=none", "test_fraction=0.2"]
     says = refusal(expand, {"updates": 5, "method": "asynflc"}, {"compress": ["none", "topk"]})
     assert says.startswith("compress = 'none': must be left out, since none is the method's own, s")
+    assert refusal(expand, {"updates": 5, "compress": "none"}, {"method": ["fedasync", "asynflc"]}) == says
 
 
 NAMES = {"exchange": EXCHANGES, "global_tests": GLOBAL_TESTS, "topology": TOPOLOGIES}
