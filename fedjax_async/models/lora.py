@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from fedjax_async.base import check, tree
 from fedjax_async.models.norm import STATISTICS
 from fedjax_async.models.weights import arrays_of, nested
+from fedjax_async.models.wrap import computed_with
 from fedjax_async.types import Array, Key, Model, Params, Path
 
 
@@ -69,6 +70,8 @@ def lora(
         statistics = jax.tree.map(jnp.asarray, base[STATISTICS]) if keeps else None
         return {"params": start(key), STATISTICS: statistics} if keeps else start(key)
 
+    shapes = jax.eval_shape(start, jax.eval_shape(jax.random.key, 0))
+
     def merged(given: Params) -> Params:
         factors_a, factors_b, whole = (arrays_of(given[part]) for part in ("a", "b", "full"))
 
@@ -79,9 +82,10 @@ def lora(
             if name not in factors_a:
                 return value
             a, b = factors_a[name], factors_b[name]
-            return value.astype(a.dtype) + (alpha / rank) * (a @ b).reshape(value.shape)
+            return value + (alpha / rank) * (a @ b).reshape(value.shape)
 
-        leaves = [leaf(name, value) for name, value in arrays_of(constant).items()]
+        rest = computed_with(constant, given, shapes)
+        leaves = [leaf(name, value) for name, value in arrays_of(rest).items()]
         return jax.tree.unflatten(jax.tree.structure(constant), leaves)
 
     def apply(params: Params, x: Array, key: Key | None = None) -> Array:

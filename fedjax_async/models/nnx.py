@@ -15,7 +15,7 @@ from fedjax_async.base import check
 from fedjax_async.models.conv import conv_general_dilated
 from fedjax_async.models.labels import cross_entropy
 from fedjax_async.models.norm import STATISTICS, row_mask
-from fedjax_async.models.wrap import SameStart
+from fedjax_async.models.wrap import SameStart, computed_with
 from fedjax_async.types import Array, Key, Model, Params, Path
 
 if TYPE_CHECKING:
@@ -98,12 +98,13 @@ def from_nnx(
     def call(params: Params, x: Array, key: Key | None, mask: Array | None = None) -> tuple[Array, Params]:
         given = (params["params"], params[STATISTICS]) if statistics else (params, {})
         states = [_filled(state, values) for state, values in zip((start, statistics), given)]
-        made = nnx.merge(graphs[key is not None], *states, _seeded(generators, key), _copy(others))
-        _as_here(made, mask)
+        fixed = computed_with(others, given[0], start)
+        made = nnx.merge(graphs[key is not None], *states, _seeded(generators, key), _copy(fixed))
         first = jax.tree.leaves(given[0])[0]
+        _as_here(made, mask, low=first.dtype != jax.tree.leaves(start)[0].dtype)
         outputs: Array = made(x.astype(first.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x)
         kept, after = state_of(made)[1::2]
-        changed = [new is not old for new, old in zip(jax.tree.leaves(after), jax.tree.leaves(others), strict=True)]
+        changed = [new is not old for new, old in zip(jax.tree.leaves(after), jax.tree.leaves(fixed), strict=True)]
         allowed = "nnx.Param, nnx.BatchStat and what training does not change"
         check.require(not any(changed), "module state", sorted(_named_kinds(others)), allowed)
         return outputs, params_of(states[0], kept)
@@ -177,35 +178,39 @@ def _seeded(generators: object, key: Key | None) -> object:
     return jax.tree.unflatten(structure, [fresh(i, leaf) for i, leaf in enumerate(leaves)])
 
 
-def _as_here(module: object, mask: Array | None) -> None:
-    """Let each BatchNorm of a module leave out the rows with ``mask`` 0, and each Conv use our lowerings."""
+def _as_here(module: object, mask: Array | None, *, low: bool) -> None:
+    """Let each BatchNorm of a module leave out the rows with ``mask`` 0, and each Conv use our lowerings.
+
+    ``low``: the module computes in another dtype than its own; statistics keep theirs, but outputs follow the inputs.
+    """
     nnx = sys.modules["flax.nnx"]
     for _, layer in nnx.iter_graph(module):
         if isinstance(layer, nnx.Conv) and layer.conv_general_dilated is jax.lax.conv_general_dilated:
             layer.conv_general_dilated = conv_general_dilated
-        if isinstance(layer, nnx.BatchNorm) and mask is not None:
-            layer.__class__ = _masked(type(layer))  # type: ignore[arg-type]
-            layer.rows = _Rows(mask)
+        if isinstance(layer, nnx.BatchNorm) and (mask is not None or low):
+            layer.__class__ = _changed(type(layer))  # type: ignore[arg-type]
+            layer.batch = _Batch(mask, low and layer.dtype is None)
 
 
-class _Rows:
-    """The mask of a batch; not an array, so that nnx takes it for a plain attribute."""
+class _Batch:
+    """The mask of a batch, and whether outputs have the dtype of inputs; nnx takes it for a plain attribute."""
 
-    def __init__(self, mask: Array) -> None:
-        self.mask = mask
+    def __init__(self, mask: Array | None, low: bool) -> None:
+        self.mask, self.low = mask, low
 
 
 @functools.lru_cache(maxsize=64)
-def _masked(layer: type) -> type:
-    """A class of BatchNorm layers that leave out the rows of ``self.rows``."""
+def _changed(layer: type) -> type:
+    """A class of BatchNorm layers that do what ``self.batch`` says."""
 
-    class Masked(layer):
+    class Changed(layer):
         def __call__(self, x: Array, *args: object, mask: Array | None = None, **options: object) -> Array:
-            mask = row_mask(self.rows.mask, x) if mask is None else mask
+            of_batch, low = self.batch.mask, self.batch.low
+            mask = row_mask(of_batch, x) if mask is None and of_batch is not None else mask
             outputs: Array = super().__call__(x, *args, mask=mask, **options)
-            return outputs
+            return outputs.astype(x.dtype) if low else outputs
 
-    return Masked
+    return Changed
 
 
 def _renamed(values: object, name: Callable[[object], str]) -> Params:

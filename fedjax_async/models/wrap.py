@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 NORMALISING = (nn.BatchNorm, BatchNorm)  # the layers with running statistics that leave padded rows out
 Result = TypeVar("Result")
+Copied = TypeVar("Copied")
 _GIVEN = ("train", "deterministic", "mask")  # the arguments that a run passes to a module's __call__
 _MISNAMED = ("training", "is_training", "is_train")  # refused: a run would never set them
 
@@ -242,6 +243,17 @@ def in_dtype(model: Model, dtype: DTypeLike) -> Model:
         return run
 
     return _wrapped(model, apply, low_train)
+
+
+def computed_with(constants: Copied, params: Params, like: Params) -> Copied:
+    """``constants`` of a model with floats in the dtype of ``params``, if that is not ``like``'s (:func:`in_dtype`).
+
+    Constants in float32 would turn all sums and products with them into float32.
+    """
+    before, now = (jnp.result_type(*jax.tree.leaves(each)) for each in (like, params))
+    if before == now:
+        return constants
+    return jax.tree.map(lambda leaf: leaf.astype(now) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, constants)
 
 
 def rematerialised(model: Model) -> Model:

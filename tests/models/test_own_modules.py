@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from fedjax_async.base.notices import RunWarning
 from fedjax_async.config import Settings, prepare
 from fedjax_async.local import local_training, run_job
 from fedjax_async.local.batches import seed_of
-from fedjax_async.models import flattened, from_flax, from_nnx
+from fedjax_async.models import flattened, from_flax, from_nnx, in_dtype, lora, make
 from fedjax_async.models.nnx import makes_nnx
 from fedjax_async.types import Message
 from tests.local import textbook
@@ -112,6 +113,31 @@ def test_in_evaluation_the_running_statistics_are_used_and_stay(kind):
     np.testing.assert_allclose(whole[:2], model.apply(params, x[:2]), rtol=1e-6)
     _, changed = model.train(params, x, KEY, jnp.ones(6))
     assert np.abs(model.apply(changed, x) - whole).max() > 1e-3
+
+
+class Shifted(nnx.Module):
+    """A constant between two layers."""
+
+    def __init__(self, rngs):
+        self.first, self.last = nnx.Linear(FEATURES, 3, rngs=rngs), nnx.Linear(3, 3, rngs=rngs)
+        self.shift = nnx.Variable(jnp.ones((1, 3)))
+
+    def __call__(self, x):
+        return self.last(self.first(x) + self.shift[...])
+
+
+PLAIN = make("mlp:hidden=4", num_classes=3, input_shape=(FEATURES,))
+
+
+@pytest.mark.usefixtures("as_usual")
+@pytest.mark.parametrize("model", [*MODELS.values(), from_nnx(Shifted), lora(PLAIN, PLAIN.init(KEY), rank=1)])
+def test_half_precision_reaches_every_product(model):
+    """Constants in float32, and nnx's BatchNorm, turned everything behind them into float32."""
+    low, params, x = in_dtype(model, jnp.bfloat16), model.init(KEY), jnp.ones((4, FEATURES))
+    steps = [lambda: low.apply(params, x, KEY)] + [lambda: low.train(params, x, KEY, jnp.ones(4))] * bool(model.train)
+    for step in [lambda: low.apply(params, x), *steps]:
+        products = re.findall(r":(\w+)\[[\d,]*\] = dot_general", str(jax.make_jaxpr(step)()))
+        assert len(products) >= 2 and set(products) == {"bf16"}
 
 
 def test_an_nnx_module_is_equal_to_itself_outside_and_dropout_follows_the_key():
