@@ -18,6 +18,7 @@ from fedjax_async.data.formats.tables import ReadColumns, arrow, dataset_of, rea
 
 SEPARATORS = ",;\t|"
 _WITH_COMMA = re.compile(r" *[+-]?\d+(,\d+)? *")
+_NUMBER = re.compile(r" *[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)? *")
 SPLITS = {"train": False, "training": False, "test": True, "testing": True}  # whether such a row is a test example
 
 
@@ -84,6 +85,8 @@ def _read(file: Path, separator: str | None, columns: ReadColumns) -> Any:
             table = table.set_column(names.index(name), name, trimmed)
     for name in (one for one in dict.fromkeys([*columns.inputs, columns.y]) if one in names):
         _check_decimals(f"'{file}': {name}", table.column(name))
+    for name in (one for one in columns.inputs if one in names):
+        _check_numbers(f"'{file}': {name}", table.column(name))
     return table
 
 
@@ -94,6 +97,15 @@ def _check_decimals(where: str, column: Any) -> None:
     first = next((row for row, match in enumerate(found) if match and match[1]), None)
     allowed = "written with a decimal point"
     require(first is None or not all(found), f"{where}[{first}]", texts[first or 0] if texts else None, allowed)
+
+
+def _check_numbers(where: str, column: Any) -> None:
+    """Raise ``ValueError`` for a few texts among numbers, such as ``?``: the whole column would be read as texts."""
+    texts = column.to_pylist() if arrow().types.is_string(column.type) else []
+    numbers = [_NUMBER.fullmatch(text or "") is not None for text in texts]
+    if not all(numbers) and 2 * sum(numbers) >= len(texts):
+        row = numbers.index(False)
+        require(False, f"{where}[{row}]", texts[row], "a number, as most of the column")
 
 
 def _named(file: Path, names: list[str], columns: ReadColumns, split: str | None) -> ReadColumns:
