@@ -18,7 +18,7 @@ def personal_paths(names: str, params: Params) -> frozenset[Path]:
 
     ``names``: patterns joined by commas, ``*`` for any characters. A pattern matches a layer by its path
     (``conv1/norm``) or by any name on the path (``norm``), with all leaves below it, running statistics included.
-    ``norms`` matches all normalisation layers: those with a ``scale``, and all running statistics.
+    ``norms`` matches all normalisation layers: those with a ``scale`` or with running statistics (PyTorch's BatchNorm).
 
     Raises: ``ValueError`` for a pattern that matches nothing (it lists the model's layers), and if all leaves match.
 
@@ -31,12 +31,12 @@ def personal_paths(names: str, params: Params) -> frozenset[Path]:
     paths = [tuple(name.split("/")) for name in arrays_of(params)]
     nested = {path[0] for path in paths} == {"params", STATISTICS}
     layers = {path: path[1:] if nested else path for path in paths}
-    scaled = {layer[:-1] for layer in layers.values() if layer[-1] == "scale"}
+    scaled = {layer[:-1] for path, layer in layers.items() if layer[-1] == "scale" or path[0] == STATISTICS}
     known = sorted({"/".join(layer[:-1]) or layer[-1] for layer in layers.values()})
     found: set[Path] = set()
     for name in names.split(","):
         if name == NORMS:
-            meant = {path for path, layer in layers.items() if path[0] == STATISTICS or layer[:-1] in scaled}
+            meant = {path for path, layer in layers.items() if layer[:-1] in scaled}
         else:
             meant = {path for path, layer in layers.items() if _matches(name, layer)}
         norms = f", or {NORMS}" if scaled else ""

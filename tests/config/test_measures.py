@@ -272,6 +272,8 @@ def test_layers_are_found_by_name():
     without_statistics = {"norm1": {"scale": 0, "bias": 0}, "fc": {"kernel": 0, "bias": 0}}
     assert personal_paths("norms", without_statistics) == {("norm1", "scale"), ("norm1", "bias")}
     assert {name.split("/")[1] for name in first} == {"conv1"} and len(first) == 6
+    of_torch = {"params": {"norm": {"weight": 0}, "fc": {"weight": 0}}, "batch_stats": {"norm": {"running_mean": 0}}}
+    assert personal_paths("norms", of_torch) == {("params", "norm", "weight"), ("batch_stats", "norm", "running_mean")}
 
 
 SCORED = {**SMALL, "test_fraction": 0.2, "per_client": True, "batch_size": 8}
