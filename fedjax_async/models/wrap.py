@@ -66,11 +66,11 @@ def from_flax(
     check.require(private is None or callable(private), "private", private, "a function, private(path) -> bool")
     check_shape(input_shape)
     accepted = inspect.signature(type(module).__call__).parameters
-    mode = next((name for name in ("train", "deterministic") if name in accepted), None)
+    modes = [name for name in ("train", "deterministic") if name in accepted]
     _check_arguments(type(module).__name__, list(accepted.values())[2:])  # after self and the input
 
     def mode_of(key: Key | None) -> dict[str, Any]:
-        return {} if mode is None else {mode: (key is not None) == (mode == "train")}
+        return {name: (key is not None) == (name == "train") for name in modes}
 
     def made(dtype: DTypeLike) -> Callable[[Key], Params]:
         return lambda key: module.init(key, jnp.zeros((1, *input_shape), dtype), **mode_of(None))

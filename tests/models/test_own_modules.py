@@ -115,6 +115,23 @@ def test_in_evaluation_the_running_statistics_are_used_and_stay(kind):
     assert np.abs(model.apply(changed, x) - whole).max() > 1e-3
 
 
+class Both(nn.Module):
+    """Takes both of the arguments that say whether to train."""
+
+    @nn.compact
+    def __call__(self, x, train=False, deterministic=True):
+        x = nn.BatchNorm(use_running_average=not train)(x)
+        return nn.Dropout(0.5, deterministic=deterministic)(nn.Dense(64)(x))
+
+
+@pytest.mark.usefixtures("as_usual")
+def test_each_argument_that_says_whether_to_train_is_given():
+    model, x = from_flax(Both(), input_shape=(FEATURES,)), jnp.eye(4, FEATURES)
+    params = model.init(KEY)
+    assert np.count_nonzero(model.apply(params, x)) == 4 * 64
+    assert np.count_nonzero(model.train(params, x, KEY, jnp.ones(4))[0]) < 4 * 64
+
+
 class Shifted(nnx.Module):
     """A constant between two layers."""
 
