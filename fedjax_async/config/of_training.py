@@ -72,7 +72,7 @@ class OfTraining:
     )
     compute: str = setting(
         "float32",
-        "arithmetic of the local steps: float32, bfloat16 or float64",
+        "arithmetic of the model, in local steps and evaluations: float32, bfloat16 or float64",
         "compared",
         requires=one_of("float32", "bfloat16", "float64"),
     )
