@@ -61,7 +61,8 @@ def training_rows(data: FederatedData, sample: Sample) -> np.ndarray:
     total = int(data.size.sum(dtype=np.int64))
     if sample.examples is None:
         whole = total <= LARGEST_POOL and not data.streamed
-        allowed = f"a number of examples: {data.name} has {total}, too many for every evaluation"
+        why = "that are not in memory" if data.streamed else "too many for every evaluation"
+        allowed = f"a number of examples: {data.name} has {total}, {why}"
         check.require(whole, "train_examples", None, allowed)
         position = spans(data.offset, data.size)
     else:
