@@ -115,7 +115,7 @@ class Rounds:
         self.memory: dict[int, State] = {}
         self.numbers: dict[int, int] = {}  # node id -> number of the client
         self.sent: dict[int, tuple[Params, int]] = {}  # node id -> the model it got, server steps closed before
-        self.steps = self.waiting = 0
+        self.steps = self.waiting = self.replies = 0
         self.fixed: dict[str, np.ndarray] = {}  # arrays of whole numbers
         params = self._params(arrays)
         longest = self.size or int(self.facts.updates) // max(int(self.facts.server_steps), 1)
@@ -145,7 +145,8 @@ class Rounds:
         def received(steps: Array, start: Params, state: State, memory: State) -> tuple[State, State, Info]:
             zero = jnp.int32(0)
             upload = jax.tree.map(jnp.zeros_like, start)
-            arrival = Arrival(upload, start, zero, numbers[1], zero, jnp.float32(0), jnp.bool_(True), steps)
+            known = {"local_steps": steps, "key": self._key()}
+            arrival = Arrival(upload, start, zero, numbers[1], zero, jnp.float32(0), jnp.bool_(True), **known)
             return self.rule.receive(state, memory, arrival)
 
         self.reads_steps = tree.leaves_read(received, numbers[0], message.params, self.state, self.blank)[0]
@@ -164,6 +165,10 @@ class Rounds:
     def model(self) -> dict[str, np.ndarray]:
         """The server's model."""
         return self._arrays(self.rule.params(self.state))
+
+    def _key(self) -> Array:
+        """The random key of the next reply, for rules that draw."""
+        return jax.random.fold_in(jax.random.key(0), self.replies)
 
     def message(self, node: int, now: int) -> dict[str, np.ndarray]:
         """The model for ``node`` in round ``now``; ``ValueError`` for more nodes than clients."""
@@ -201,7 +206,9 @@ class Rounds:
             time=jnp.float32(now),
             closes=jnp.bool_(closes),
             local_steps=jnp.int32(local_steps if self.reads_steps else 1),
+            key=self._key(),
         )
+        self.replies += 1
         self.state, self.memory[node], _ = self.receive(self.state, self.memory[node], arrival)
         if closes:
             self.state, self.memory[node] = self.close(self.state, self.memory[node])

@@ -109,6 +109,11 @@ def asked_for_a_reply():
     return made
 
 
+def test_a_rule_may_draw_at_each_reply():
+    """The rule of adpsgd, which draws a neighbour, had no random key; averages do not move the mean of its models."""
+    np.testing.assert_allclose(play(rounds_of("adpsgd", 1), [(70, 1.0, 1), (50, 4.0, 3)]), 5 / 3, rtol=1e-6)
+
+
 def test_a_round_is_a_server_step_of_fedavg_and_bad_replies_are_rejected():
     made = rounds_of("fedavg", None)
     np.testing.assert_allclose(play(made, [(70, 1.0, 1), (50, 4.0, 3)]), 3.25)
