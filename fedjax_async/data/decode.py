@@ -69,11 +69,17 @@ def _standardised(x: Array, mean: Sequence[float], std: Sequence[float]) -> Arra
     return (x - centre) / spread
 
 
+def unit_digits(x: Array) -> Array:
+    """uint8 [B, 8, 8] with values 0..16 -> float32 [B, 8, 8, 1], scaled to [0, 1] and not standardised."""
+    return x[..., None].astype(jnp.float32) / 16.0
+
+
 def digits(x: Array) -> Array:
     """uint8 [B, 8, 8] with values 0..16 -> float32 [B, 8, 8, 1]."""
-    return (x[..., None].astype(jnp.float32) / 16.0 - DIGITS_MEAN) / DIGITS_STD
+    return (unit_digits(x) - DIGITS_MEAN) / DIGITS_STD
 
 
 DECODERS: dict[str, Callable[[Array], Array]] = {
-    f.__name__: f for f in (as_is, unit_images, mnist, fashion_mnist, cifar10, cifar100, tiny_imagenet, digits)
+    f.__name__: f
+    for f in (as_is, unit_images, unit_digits, mnist, fashion_mnist, cifar10, cifar100, tiny_imagenet, digits)
 }

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_async.base.check import one_of, require
-from fedjax_async.data.decode import as_is, unit_images, usual
+from fedjax_async.data.decode import as_is, digits, unit_digits, unit_images, usual
 from fedjax_async.types import Array, FederatedData
 
 NORMALISATIONS = ("published", "training", "none")
@@ -29,13 +29,13 @@ def normalised(data: FederatedData, how: str) -> FederatedData:
     one_of("normalise", how, NORMALISATIONS)
     plain = usual(data.x) if isinstance(data.x, np.ndarray) else as_is
     if how == "published":
-        has = data.decode not in (as_is, unit_images)
+        has = data.decode not in (as_is, unit_images, unit_digits)
         require(has, "normalise", how, f"training or none: no constants are published for {data.name}")
         return data
     floats = np.issubdtype(data.x.dtype, np.floating)
     require(plain is unit_images or floats, "normalise", how, f"left out: {data.name} has neither images nor floats")
     if how == "none":
-        return data._replace(decode=plain)
+        return data._replace(decode=unit_digits if data.decode is digits else plain)
     in_memory = isinstance(data.x, np.ndarray) and isinstance(data.order, np.ndarray) and not data.streamed
     require(in_memory, "normalise", how, f"published or none: the inputs of {data.name} are not in memory")
     return data._replace(decode=_standardising(plain, *mean_and_std(data)))

@@ -110,6 +110,11 @@ def test_images_of_the_training_part_alone_get_mean_0_and_deviation_1(shape):
     assert plain.shape[-1] == inputs.shape[-1] and plain.min() >= 0 and plain.max() <= 1
 
 
+def test_digits_have_16_as_their_white_without_standardisation_too():
+    data = dealt(np.arange(40 * 64).reshape(40, 8, 8).astype(np.uint8) % 17)._replace(decode=decode.digits)
+    assert normalised(data, "none").decode(data.x).max() == 1.0
+
+
 @pytest.mark.parametrize(
     ("x", "tolerance"),
     [
