@@ -197,7 +197,8 @@ def with_validation(
 
     ``min_size``: what an error asks of a partition: the examples of a client that leave one for each of its parts.
     Raises: ``ValueError`` for a fraction outside (0, 1), a client with a single example, data that have validation
-    parts already, and data that are too large for memory (``streamed``, or with a virtual ``order``).
+    parts already, data that are too large for memory (``streamed``, or with a virtual ``order``), and rows of
+    several clients, of which one holds out what another trains on.
     """
     if fraction is None:
         return data
@@ -206,6 +207,9 @@ def with_validation(
     require(data.validation_order is None, field, fraction, f"None: the clients of {data.name} have validation parts")
     parts = [client_rows(data, client) for client in range(len(data.size))]
     train, held_out = split_clients(parts, fraction, rng, field, min_size=min_size)
+    twice = np.isin(np.concatenate(held_out), np.concatenate(train)).any()
+    allowed = f"None: rows of {data.name} belong to several clients, so that some held out by one are trained on"
+    require(not twice, field, fraction, allowed)
     # one table for both, of the same length for every seed: runs of equal shapes share compiled programs
     order, offset, size = _joined([*train, *held_out])
     count = len(parts)

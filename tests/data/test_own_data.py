@@ -13,6 +13,7 @@ from PIL import Image
 from fedjax_async.config import Settings, prepare
 from fedjax_async.data import Dataset, check_data, client_rows, decode, federate, from_arrays, from_torch, generated
 from fedjax_async.data.checking import BLOCK
+from fedjax_async.data.federated import with_validation
 from fedjax_async.types import FederatedData
 from tests.refusals import refusals
 from tests.told import refusal
@@ -270,6 +271,15 @@ class Frame(np.ndarray):
     """An array whose columns have names, as a pandas frame has them."""
 
     columns: tuple[str, ...]
+
+
+def test_no_row_is_held_out_by_one_client_and_trained_on_by_another():
+    none = {f"validation_{name}": None for name in ("order", "offset", "size")}
+    shared = made_up(order=np.arange(ROWS, dtype=np.int32) % 10, **none)
+    says = refusal(with_validation, shared, 0.5, np.random.default_rng(0))
+    assert says.startswith("validation_fraction = 0.5: must be None: rows of made_up belong to several clients")
+    kept = with_validation(made_up(**none), 0.5, np.random.default_rng(0))
+    assert not set(kept.order[: kept.size.sum()]) & set(kept.validation_order[kept.validation_offset[0] :])
 
 
 def test_frames_with_columns_in_another_order_are_refused():
