@@ -28,8 +28,9 @@ def lora(
     """``model`` with the weights ``base``, of which a matrix ``W`` [m, n] becomes ``W + (alpha / rank) A B``.
 
     ``A`` [m, rank] starts from a normal distribution with variance 1 / m, ``B`` [rank, n] from zero, so that the model
-    starts as ``base``. A convolution's kernel counts as a matrix [height * width * inputs, outputs]. ``base`` is a
-    constant: it is neither trained nor sent. Running statistics are trained and sent as in ``model``.
+    starts as ``base``. A convolution's kernel counts as a matrix [height * width * inputs, outputs], PyTorch's as
+    [outputs, inputs * height * width]. ``base`` is a constant: it is neither trained nor sent. Running statistics are
+    trained and sent as in ``model``.
 
     Args:
       base: the pretrained params, such as ``Run.params`` or what ``models.read_arrays`` and ``models.filled`` give.
@@ -118,11 +119,17 @@ def _factors(key: Key, weights: Mapping[str, Array], rank: int) -> tuple[dict[st
     """``A`` [m, rank] and ``B`` [rank, n] of each weight at the start."""
     a, b = {}, {}
     for i, (name, weight) in enumerate(weights.items()):
-        inputs = prod(weight.shape[:-1])
-        draws = jax.random.normal(jax.random.fold_in(key, i), (inputs, rank), weight.dtype)
-        a[name] = draws / jnp.sqrt(jnp.asarray(inputs, draws.dtype))
-        b[name] = jnp.zeros((rank, weight.shape[-1]), draws.dtype)
+        rows, columns = _sides(name, weight.shape)
+        draws = jax.random.normal(jax.random.fold_in(key, i), (rows, rank), weight.dtype)
+        a[name] = draws / jnp.sqrt(jnp.asarray(rows, draws.dtype))
+        b[name] = jnp.zeros((rank, columns), draws.dtype)
     return a, b
+
+
+def _sides(name: str, shape: tuple[int, ...]) -> tuple[int, int]:
+    """The rows and columns of a weight as a matrix; PyTorch's ``weight`` is [outputs, inputs, ...]."""
+    first = 1 if name.rpartition("/")[2] == "weight" else len(shape) - 1
+    return prod(shape[:first]), prod(shape[first:])
 
 
 def _matching(field: str, patterns: str, names: list[str]) -> list[str]:

@@ -272,6 +272,15 @@ def test_the_start_is_the_base_and_the_change_is_a_product_of_two_small_matrices
     np.testing.assert_allclose(apply(moved, x), plain(by_hand, x), rtol=1e-4, atol=1e-5)
 
 
+def test_a_convolution_of_pytorch_is_a_matrix_of_its_outputs():
+    base = {"conv": {"weight": jnp.ones((8, 4, 3, 5)), "bias": jnp.ones(8)}}
+    model = lora(PLAIN._replace(apply=lambda params, x, key=None: params), base, weights="*/weight", rank=2)
+    params = model.init(KEY)
+    assert params["a"]["conv"]["weight"].shape == (8, 2) and params["b"]["conv"]["weight"].shape == (2, 4 * 3 * 5)
+    moved = jax.tree.map(jnp.ones_like, params)
+    np.testing.assert_allclose(model.apply(moved, None)["conv"]["weight"], np.full((8, 4, 3, 5), 1 + 16 / 2 * 2))
+
+
 def test_running_statistics_go_on_as_those_of_the_model():
     plain = from_flax(Normalised(), input_shape=(5,))
     base = jax.jit(plain.init)(KEY)
