@@ -36,6 +36,8 @@ def linear(*, num_classes: int | None = None, input_shape: tuple[int, ...] = (10
         return jnp.matmul(x.reshape(len(x), -1).astype(w.dtype), w, precision=jax.lax.Precision.HIGHEST)
 
     def loss(outputs: Array, y: Array) -> Array:
+        allowed = "one number an example, [B]; for others give a Model of models.from_flax(net, loss=...)"
+        check.require(y.ndim == 1, "targets of linear", f"shape {list(y.shape)}", allowed)
         return 0.5 * jnp.square(outputs - y.astype(outputs.dtype))
 
     return Model(init, apply, loss)

@@ -160,6 +160,13 @@ test_inputs_of_a_wrong_shape_are_refused = refusals(
 )
 
 
+@pytest.mark.parametrize("columns", [1, 2])
+def test_linear_takes_one_number_an_example(columns):
+    """One column broadcast, and the error spoke of a mean; two ended with JAX's words."""
+    with pytest.raises(ValueError, match=rf"^targets of linear = 'shape \[4, {columns}\]': must be one number an"):
+        make("linear", input_shape=(3,)).loss(jnp.zeros(4), jnp.zeros((4, columns)))
+
+
 V, L = 6, 5
 X = np.array([[2, 3, 4, 5, 1], [3, 3, 2, 0, 0]], np.uint8)
 Y = np.array([[3, 4, 5, 1, 2], [3, 2, 0, 0, 0]], np.int32)
