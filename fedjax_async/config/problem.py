@@ -246,12 +246,13 @@ def check_model(model: Model, params: Params, data: FederatedData) -> None:
     outputs = tree.shapes(model.apply, params, row_of(data.x))
     if data.num_classes is not None:
         classes, positions = outputs.shape[-1], outputs.shape[1:-1]
-        check.require(
-            classes == data.num_classes, "model outputs", classes, f"{data.num_classes}, one per class of {data.name}"
-        )
         wanted = tuple(data.y.shape[1:])
+        advice = "; several yes-or-no labels an example are targets: pass y.astype(float), and a model with their loss"
+        advice = advice if len(wanted) == 1 and data.num_classes == 2 else ""
+        allowed = f"{data.num_classes}, one per class of {data.name}{advice}"
+        check.require(classes == data.num_classes, "model outputs", classes, allowed)
         labels = f"labels of shape {['B', *wanted]}"
-        allowed = f"{['B', *wanted, classes]}, since {data.name} has {labels}".replace("'", "")
+        allowed = f"{['B', *wanted, classes]}, since {data.name} has {labels}".replace("'", "") + advice
         check.require(positions == wanted, "shape of model outputs", ["B", *positions, classes], allowed)
 
 

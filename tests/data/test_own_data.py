@@ -267,6 +267,13 @@ test_arrays_that_do_not_fit_are_refused_by_name = refusals(
 )
 
 
+def test_several_yes_or_no_labels_an_example_are_told_to_be_targets():
+    several = np.arange(ROWS * 3).reshape(ROWS, 3) % 2
+    says = refusal(prepare, Settings(**SMALL), data=from_arrays([(X, several)], (X, several), name="mine"))
+    advice = "several yes-or-no labels an example are targets: pass y.astype(float), and a model with their loss"
+    assert says.startswith("shape of model outputs = ['B', 2]: must be [B, 3, 2], since mine has") and advice in says
+
+
 class Frame(np.ndarray):
     """An array whose columns have names, as a pandas frame has them."""
 
