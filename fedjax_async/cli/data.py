@@ -44,6 +44,7 @@ def import_data(arguments: argparse.Namespace) -> None:
     """Write a data set to a new folder, divided by clients, and print how to use it."""
     from fedjax_async.base import grammar, registry  # noqa: PLC0415
     from fedjax_async.data import DATASETS, check_data, federate, write_folder  # noqa: PLC0415
+    from fedjax_async.data.decode import DECODERS  # noqa: PLC0415
     from fedjax_async.types import FederatedData  # noqa: PLC0415
 
     out = Path(arguments.out)
@@ -59,6 +60,8 @@ def import_data(arguments: argparse.Namespace) -> None:
         partition = arguments.partition or "natural"
         found = federate(found, partition, arguments.clients, arguments.seed, arguments.test_fraction)
     data = check_data(found)
+    allowed = "one whose decoder data.decode has: in Python data.write_folder, then data.open_folder(DIR, decode=...)"
+    require(data.decode in DECODERS.values(), "dataset", arguments.dataset, allowed)
     write_folder(out, data)
     tests = "of each client" if data.test_order is not None else "for all clients"
     classes = "" if data.num_classes is None else f", {data.num_classes} classes"

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedjax_async import cli
-from fedjax_async.data import federate, load, open_folder
+from fedjax_async.data import DATASETS, federate, load, open_folder
 from fedjax_async.data.characters import codes, text_of
 from fedjax_async.data.formats import FORMATS
 from fedjax_async.data.looks import DataWarning
@@ -354,6 +354,14 @@ test_files_that_do_not_fit = refusals(
     by=read_beside_four,
     folder=True,
 )
+
+
+def test_data_import_refuses_a_decoder_that_no_run_by_name_could_be_given(tmp_path, capsys, monkeypatch):
+    own = load("synthetic:clients=2,mean_log_size=1,std_log_size=0")._replace(decode=lambda x: x)
+    monkeypatch.setitem(DATASETS, "mine", lambda: own)
+    assert cli.main(["data", "import", "mine", "--test-fraction", "0.5", "--out", str(tmp_path / "out")]) == 2
+    assert "dataset = 'mine': must be one whose decoder data.decode has" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_data_import_writes_a_folder_of_clients(tmp_path, capsys):
