@@ -87,7 +87,8 @@ def settings_from(settings: Settings | None, changes: Mapping[str, Any]) -> Sett
         raise ValueError(f"data = {data!r}: must be FederatedData; a data set by its name is dataset={data!r}")
     if data is not None and "dataset" in fields:
         raise ValueError(f"dataset = {check.shown(fields['dataset'])}: must be left out: data are given")
-    given = data.thing if isinstance(data, own.Named) else data
+    held = fields.get("dataset") if data is None else data
+    given = held.thing if isinstance(held, own.Named) else held
     if isinstance(given, FederatedData) and "clients" in fields:
         check_count(fields["clients"], given)
     changed = Settings(**fields) if settings is None else dataclasses.replace(settings, **fields)

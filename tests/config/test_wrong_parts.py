@@ -298,6 +298,7 @@ def test_a_wrong_part_is_named_with_what_to_write(row):
 
 test_a_wrong_call_is_named_with_what_to_write = refusals(
     (lambda: simulate(data=dealt(), clients=10, updates=4), r"^clients = 10: must be left out, or 2"),
+    (lambda: simulate(dataset=dealt(), clients=10, updates=4), r"^clients = 10: must be left out, or 2"),
     (lambda: simulate(data=[(X, Y)], updates=4), r"^data = 'a list': must be FederatedData; data.from_arrays\(clients"),
     (lambda: simulate(dataset=[(X, Y)], updates=4), r"^dataset = .*FederatedData \(data.from_arrays makes one"),
     (lambda: register("method", "never")(RULE), r"^method never = 'a ServerAlgorithm': .*wrap it: def never\(\): retu"),
