@@ -28,18 +28,20 @@ class DataWarning(RunWarning):
 def warn_of_looks(data: FederatedData) -> None:
     """Warn of pixels that are not scaled, of channels that come first, and of test labels that no client trains.
 
-    Also of sequences of test labels that are padding alone, which lower the accuracy of any model, and of inputs that
-    differ by less than their last digit in float32 (the readers of tables warn of these, as they round themselves).
+    Also of sequences of test labels that are padding alone, which lower the accuracy of any model, and of inputs and
+    targets that differ by less than their last digit in float32 (the readers of tables warn of these, as they round
+    themselves).
 
-    Values are read only where they are in memory; at most 256 rows of x are.
+    Values are read only where they are in memory; at most 256 rows of x and of targets are.
     """
     plain = data.decode is as_is
     if (plain or data.decode is unit_images) and (said := layout(data.x.shape[1:])):
         _warn(data.name, said.removeprefix("; ").replace(": pass", "; the models take them last:"))
     if plain and (said := _pixels(data)):
         _warn(data.name, said)
-    if said := _unresolved(data):
-        _warn(data.name, said)
+    for name in ("x", "y") if data.num_classes is None else ("x",):
+        if said := _unresolved(data, name):
+            _warn(data.name, said)
     if isinstance(data.y, np.ndarray) and data.y.ndim == 1 and data.num_classes is not None and not data.streamed:
         _warn_of_labels(data)
     if data.num_classes is not None and np.ndim(data.test_y) == 2:
@@ -73,11 +75,11 @@ def _pixels(data: FederatedData) -> str:
     return f"the inputs are numbers from {low:g} to {high:g}, like pixels that are not scaled: {advice}"
 
 
-def _unresolved(data: FederatedData) -> str:
-    """Which input the device cannot tell apart in float32, such as a time in seconds since 1970; else ``""``."""
-    x = data.x
+def _unresolved(data: FederatedData, name: str) -> str:
+    """Which number the device cannot tell apart in float32, such as a time in seconds since 1970; else ``""``."""
+    x = getattr(data, name)
     exact = not isinstance(x, np.ndarray) or data.streamed or x.dtype.itemsize < 4 or x.dtype == np.float32
-    return "" if exact or jnp.result_type(float) == np.float64 else rounded("x", x)
+    return "" if exact or jnp.result_type(float) == np.float64 else rounded(name, x)
 
 
 @np.errstate(over="ignore", invalid="ignore")  # what is not finite is refused elsewhere

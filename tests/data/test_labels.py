@@ -198,6 +198,9 @@ def test_inputs_that_float32_cannot_tell_apart_are_remarked_on():
     ):
         (found,) = said(x)
         assert found.startswith(start)
+    (found,) = said(y=times, test_y=times)
+    assert found.startswith(f"y{how}1.7e+09, the deviation is")
+    assert said(y=times - 1.7e9, test_y=times - 1.7e9) == []
 
 
 def test_good_data_are_not_remarked_on():
