@@ -131,8 +131,8 @@ def tune(
     numbers = [_number(settings, hyper, path, kind, counts[kind]) for path, kind in kinds.items()]
     free = {number.path: number.free(hyper[number.name]) for number in numbers}
 
-    def with_numbers(free: Free) -> dict[str, object]:
-        return {**hyper, **{number.name: number.entry(free[number.path]) for number in numbers}}
+    def with_numbers(run: Trajectory, free: Free) -> dict[str, object]:  # noise of dp may differ between the seeds
+        return {**run.hyper, **{number.name: number.entry(free[number.path]) for number in numbers}}
 
     gradients = [_compiled(_objective(run, with_numbers, last), free, limit) for run in runs]
     found = _descended(gradients, free, optimizer, steps)
@@ -233,9 +233,9 @@ def _refuses_more(settings: Settings, path: str) -> bool:
 
 
 def _objective(
-    run: Trajectory, with_numbers: Callable[[Free], dict[str, object]], last: int
+    run: Trajectory, with_numbers: Callable[[Trajectory, Free], dict[str, object]], last: int
 ) -> Callable[[Free], Array]:
-    return lambda free: jnp.mean(run.function(with_numbers(free), run.params)["validation_loss"][-last:])
+    return lambda free: jnp.mean(run.function(with_numbers(run, free), run.params)["validation_loss"][-last:])
 
 
 def _require_validation(settings: Settings) -> None:

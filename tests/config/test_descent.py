@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -44,6 +45,21 @@ def test_a_value_a_staleness_over_two_seeds():
     np.testing.assert_array_equal(tuned.hyper["server.mixing"].values, weights[tuned.best])
     ends = [run.evaluations["validation_loss"][-1] for run in runs]
     assert np.mean(ends) == pytest.approx(tuned.losses[0], rel=1e-4)
+
+
+def test_each_seed_has_its_own_numbers(monkeypatch):
+    """The noise of an upload follows from the schedule; all seeds had that of the first."""
+    planned = descent.trajectory
+
+    def with_noise(settings, **options):
+        def function(hyper, params):
+            return {"validation_loss": jnp.stack([hyper["lr"] * hyper["noise"]])}
+
+        found = planned(settings, **options)
+        return found._replace(function=function, hyper={**found.hyper, "noise": jnp.float32(settings.seed)})
+
+    monkeypatch.setattr(descent, "trajectory", with_noise)
+    assert tune(SETTINGS, ["lr"], steps=1, seeds=(1, 5)).losses[0] == pytest.approx(3 * SETTINGS.lr)
 
 
 def test_a_local_step_without_gradient_is_refused_before_the_run_is_planned(monkeypatch):
