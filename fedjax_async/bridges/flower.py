@@ -145,7 +145,7 @@ class Rounds:
         def received(steps: Array, start: Params, state: State, memory: State) -> tuple[State, State, Info]:
             zero = jnp.int32(0)
             upload = jax.tree.map(jnp.zeros_like, start)
-            known = {"local_steps": steps, "key": self._key()}
+            known: dict[str, Any] = {"local_steps": steps, "key": self._key()}
             arrival = Arrival(upload, start, zero, numbers[1], zero, jnp.float32(0), jnp.bool_(True), **known)
             return self.rule.receive(state, memory, arrival)
 
