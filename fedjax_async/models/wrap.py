@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 NORMALISING = (nn.BatchNorm, BatchNorm)  # the layers with running statistics that leave padded rows out
 Result = TypeVar("Result")
-Copied = TypeVar("Copied")
 _GIVEN = ("train", "deterministic", "mask")  # the arguments that a run passes to a module's __call__
 _MISNAMED = ("training", "is_training", "is_train")  # refused: a run would never set them
 
@@ -245,7 +244,7 @@ def in_dtype(model: Model, dtype: DTypeLike) -> Model:
     return _wrapped(model, apply, low_train)
 
 
-def computed_with(constants: Copied, params: Params, like: Params) -> Copied:
+def computed_with(constants: Result, params: Params, like: Params) -> Result:
     """``constants`` of a model with floats in the dtype of ``params``, if that is not ``like``'s (:func:`in_dtype`).
 
     Constants in float32 would turn all sums and products with them into float32.
