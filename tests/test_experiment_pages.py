@@ -65,6 +65,15 @@ def test_a_page_says_how_to_repeat_each_of_its_tables(paper):
     assert found == {name for name in tables if not name.endswith(("_curves.csv", "_clients.csv"))}
 
 
+def test_the_end_after_250_epochs_fits_its_client():
+    """A number with an exponent is not to be read without it."""
+    rows = pages.read("asynccurve", ["results/figure_2_laptop.csv"])
+    (row,) = (row for row in rows if (row["local epochs"], row["part"]) == ("250", "train"))
+    text = " ".join((EXPERIMENTS / "asynccurve" / "README.md").read_text(encoding="utf-8").split())
+    said = re.search(r"After 250 epochs the client's end has a loss of ([\d.]+) on its own data, .* at ([\d.]+):", text)
+    assert f"{float(row['loss at end']):.5f}" == said[1] and f"{float(row['loss at start']):.2f}" == said[2]
+
+
 # --- the numbered sentences of the comparison -----------------------------------------------------------
 
 COMPARISON, LESSONS = (EXPERIMENTS / paper / "results" for paper in ("comparison", "lessons"))
