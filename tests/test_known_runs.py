@@ -10,6 +10,7 @@ import json
 import operator
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -122,6 +123,14 @@ def test_known_clients_give_the_same_rows_of_asynfls_figure_4(monkeypatch, tmp_p
     known = [tmp_path / "one" / "table_smoke_curves.csv"]
     assert repr(rows(options(tmp_path / "two", known=known, seeds=2))) == repr(trained)
     assert trained[0]["uploads a step"].mean == 4 and trained[1]["mean staleness"].mean > 0
+
+
+def test_uploads_of_an_incomplete_step_are_not_those_of_a_step(monkeypatch):
+    monkeypatch.setitem(sys.modules, "study", asynfl)
+    updates = {"client": [0, 2, 0, 2], "staleness": [0, 1, 2, 9], "used": [True, True, True, False]}
+    run = SimpleNamespace(schedule=SimpleNamespace(num_clients=3), updates={k: np.array(v) for k, v in updates.items()})
+    found = module("asynfl", "figure_4").clients(run)
+    assert found["uploads"].tolist() == [2, 0, 1] and found["staleness"].tolist() == [2, 0, 1]
 
 
 def test_a_script_begins_no_run_when_its_time_is_up(monkeypatch, tmp_path, capsys):

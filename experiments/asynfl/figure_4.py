@@ -34,10 +34,11 @@ def variants(task: str, setting: dict[str, Any]) -> list[Variant]:
 
 
 def clients(run: Run) -> dict[str, np.ndarray]:
-    """The number of uploads and the sum of their staleness, of each client."""
-    count, client = run.schedule.num_clients, run.updates["client"]
+    """The number of uploads and the sum of their staleness, of each client; without those of an incomplete step."""
+    count, used = run.schedule.num_clients, run.updates["used"]
+    client, staleness = run.updates["client"][used], run.updates["staleness"][used]
     uploads = np.bincount(client, minlength=count)
-    return {"uploads": uploads, "staleness": np.bincount(client, run.updates["staleness"], count).astype(np.int64)}
+    return {"uploads": uploads, "staleness": np.bincount(client, staleness, count).astype(np.int64)}
 
 
 def finish(task: str, runs: dict[str, list[Run]], rows: Rows, given: argparse.Namespace) -> None:
