@@ -133,6 +133,11 @@ def test_uploads_of_an_incomplete_step_are_not_those_of_a_step(monkeypatch):
     assert found["uploads"].tolist() == [2, 0, 1] and found["staleness"].tolist() == [2, 0, 1]
 
 
+def test_what_can_be_run_is_found_without_a_word_about_a_run_that_nobody_asked_for(recwarn):
+    assert asynfl.shared.missing(asynfl.setting_of("smoke", "smoke")[0] | {"method": "asynfl"}) is None
+    assert not recwarn.list, "its one step ends before the first evaluation"
+
+
 def test_a_script_begins_no_run_when_its_time_is_up(monkeypatch, tmp_path, capsys):
     variants = [orthofl.Variant(name, {"method": name}) for name in ("one", "two", "three")]
     clock = iter((0.0, 50.0, 70.0))  # seconds since the start when each run would begin

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -21,6 +22,7 @@ import known_runs
 import numpy as np
 
 from fedjax_async import Settings
+from fedjax_async.base.notices import RunWarning
 from fedjax_async.config import prepare
 from fedjax_async.results import tables
 from fedjax_async.results.curves import accuracy_curve
@@ -245,10 +247,12 @@ def line(axes: Any, index: int, at: Sequence[float], values: Sequence[tables.Spr
 
 def missing(setting: Mapping[str, Any], **budget: Any) -> str | None:
     """Why a setting cannot be run here for ``budget`` (by default one server step), in one line; ``None`` if it can."""
-    try:
-        prepare(Settings(**{**setting, **(budget or {"server_steps": 1})}))
-    except ValueError as error:
-        return str(error)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RunWarning)  # about this budget, which no run has
+        try:
+            prepare(Settings(**{**setting, **(budget or {"server_steps": 1})}))
+        except ValueError as error:
+            return str(error)
     return None
 
 
