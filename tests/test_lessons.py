@@ -167,6 +167,24 @@ def test_distances_are_positive_for_methods_that_are_behind(files):
     assert row["devices, logistic, by staleness"] == "-0.50 ± 0.00"
 
 
+@pytest.mark.parametrize(("scale", "compared"), [("small", True), ("full", False)])
+def test_methods_are_behind_the_bound_of_their_own_scale(files, monkeypatch, tmp_path, capsys, scale, compared):
+    """The comparison of another scale has other virtual times."""
+    families = (files.bound.START, *files.bound.FAMILIES)
+
+    def searched(block, seed, given):
+        return [
+            files.bound.Found(block.world, block.task, seed, name, 0.5, 1.0, 0.1, 0.1, 1.0, []) for name in families
+        ]
+
+    monkeypatch.setattr(files.bound, "searched", searched)
+    monkeypatch.setattr(sys, "argv", ["bound", "--scale", scale, "--out", str(tmp_path)])
+    files.bound.main()
+    assert (tmp_path / "families.csv").is_file() and (tmp_path / "distances.csv").is_file() == compared
+    said = capsys.readouterr().err
+    assert compared or ("no distances from methods: known" in said and "results of the scale full" in said)
+
+
 # --- the learned rule --------------------------------------------------------------------------------
 
 

@@ -243,11 +243,14 @@ def main() -> None:
     study.publish(shown, given, "bound", [])
     decimals = {"validation": 3, "lr": 3, "least weight": 4, "most": 3}
     study.publish(family_rows(rows), given, "families", decimals=decimals)
-    if given.scale != "smoke":
-        runs = kept.read(COMMITTED, "small").runs
-        behind = by_rank(distances(rows, runs), runs)
-        first = [row["method"] for row in behind[:MOST]]
-        study.publish(behind, given, "distances", [row for row in behind if row["method"] in (*first, *ALSO)])
+    try:
+        runs = kept.read(COMMITTED, given.scale).runs
+    except ValueError as error:
+        print(f"no distances from methods: {error}", file=sys.stderr)
+        return
+    behind = by_rank(distances(rows, runs), runs)
+    first = [row["method"] for row in behind[:MOST]]
+    study.publish(behind, given, "distances", [row for row in behind if row["method"] in (*first, *ALSO)])
 
 
 if __name__ == "__main__":
