@@ -78,13 +78,13 @@ def count(row: Row) -> Counted:
 def keep(row: Row, out: Path) -> int:
     """Merge the curves that a script wrote into ``out`` with those of the row; returns how many are new.
 
-    Of a script without ``--known`` the table is copied.
+    Of a script without ``--known`` the table is copied, if it has all tasks.
     """
     if not row.curves:
         made = out / f"{Path(row.script).stem}.csv"
-        if made.is_file():
+        if whole := made.is_file() and "not run" not in made.read_text(encoding="utf-8"):
             (row.results / row.table).write_bytes(made.read_bytes())
-        return int(made.is_file())
+        return int(whole)
     path = row.results / row.curves
     before = known_runs.read([path] if path.is_file() else [])
     there = known_runs.read(row.known)
@@ -112,7 +112,7 @@ def train(counted: Counted, minutes: float, out: Path) -> int:
     except subprocess.TimeoutExpired:
         print(f"  time is up; the same command with --out {folder} continues")
         return 0
-    new = keep(row, folder)
+    new = keep(row, folder) if row.curves or not code else 0  # a script that fails may leave a part of its table
     print(f"  exit code {code}, {new} runs kept" + (f", the table is in {folder}" if code == 0 else ""), flush=True)
     return new
 

@@ -121,6 +121,18 @@ def test_kept_curves_are_merged_with_those_that_are_there(row, tmp_path):
         np.testing.assert_array_equal(known_runs.read(files)["elsewhere"].run.per_client["uploads"], [3, 1])
 
 
+@pytest.mark.parametrize(("table", "code", "kept"), [("mnist,95", 0, 1), ("mnist,95", 1, 0), ("mnist,not run", 0, 0)])
+def test_a_table_is_kept_when_it_is_whole(row, tmp_path, monkeypatch, table, code, kept):
+    """Scripts write their tables after each task."""
+    text = "import pathlib, sys\npathlib.Path(sys.argv[-1]).mkdir(parents=True)\n"
+    text += f"(pathlib.Path(sys.argv[-1]) / 'table_1.csv').write_text('task,accuracy\\n{table}\\n')\nsys.exit({code})\n"
+    (plan.HERE / "paper" / "table_1.py").write_text(text)
+    whole = row._replace(curves="", table="table_1_smoke.csv", options="")
+    monkeypatch.setattr(plan, "ROWS", [whole])
+    assert plan.train(plan.Counted(whole, 0, 1), 5.0, tmp_path / "out") == kept
+    assert (row.results / whole.table).is_file() == bool(kept)
+
+
 def test_what_fits_is_trained_in_order_of_worth(row, monkeypatch):
     rows = [row._replace(title=name, minutes=minutes) for name, minutes in zip("abcd", (9, 2, 1, 1), strict=True)]
     missing = {"a": 1, "b": 2, "c": 0, "d": 3}
