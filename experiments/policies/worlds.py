@@ -1,12 +1,13 @@
 """Policies that choose clients, on worlds that none of them was made for: accuracy and time to target.
 
     python experiments/policies/worlds.py --scale laptop     # a few minutes on 2 cores
-    python experiments/policies/learn.py --scale laptop      # learns the rows "learned" first (results/learn.csv)
+    python experiments/policies/learn.py --scale laptop      # learns the rows "learned": OUT/learn.csv
 
 Three worlds differ in delays and skew. FedBuff closes a step at every fifth upload; six of forty clients train at any
-time, and a policy says who is next. The rows "learned" have what ``learn.py`` found on other worlds and seeds: the
-weights of ``linear`` (whom to send next), FedBuff's server rate and staleness exponent (how much an arrival counts),
-or both, joined. All rows of a world have the same clients, delays and minibatches, seed by seed.
+time, and a policy says who is next. The rows "learned" have what ``learn.py`` found on other worlds and seeds, as
+``results/learn.csv`` beside this file has it (copy yours there): the weights of ``linear`` (whom to send next),
+FedBuff's server rate and staleness exponent (how much an arrival counts), or both, joined. All rows of a world have the
+same clients, delays and minibatches, seed by seed.
 
 The server's rate of the other rows is the best of ``RATES`` on the training worlds, by the validation part, too.
 The target of a world is the accuracy that uniform reaches at the end, its mean over the seeds.
