@@ -187,6 +187,10 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write the table of experiments/README.md")
     parser.add_argument("--data", type=Path, default=None, metavar="DIR", help="put data sets together from parcels")
     given = parser.parse_args()
+    if sum((given.next, given.write, given.keep is not None)) > 1:
+        parser.error("--next, --keep and --write: must be given one at a time")
+    if given.keep is not None and not given.keep.is_dir():
+        parser.error(f"--keep: must be the folder of a script's --out, not {str(given.keep)!r}")
     if given.write and given.only:
         parser.error("--write: writes all rows, not those of --only")
     rows = chosen(given.only)

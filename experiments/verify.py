@@ -130,8 +130,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", metavar="TEXT", help="rows with these words, as plan.py has it [all]")
     given = parser.parse_args()
+    rows = chosen(given.only)
+    scripts = [script for script in AGAIN if all(word in script for word in given.only.lower().split())]
+    if not rows and not scripts:
+        parser.error(f"--only {given.only!r}: must be words of a paper's name, a title, a scale or a command")
     checked, wrong = [], 0
-    for row in chosen(given.only):
+    for row in rows:
         table = row.results / row.table
         if not (row.table and table.is_file() and row.known):
             continue
@@ -140,11 +144,10 @@ def main() -> None:
             continue
         checked.append(table)
         wrong += say(table, found)
-    for script in AGAIN:
-        if all(word in script for word in given.only.lower().split()):
-            for table, found in again(script).items():
-                checked.append(table)
-                wrong += say(table, found)
+    for script in scripts:
+        for table, found in again(script).items():
+            checked.append(table)
+            wrong += say(table, found)
     for table in (HERE / f"asynccurve/results/table_{name}_laptop.csv" for name in ("methods", "ablation")):
         found = of_seeds(table)
         wrong += len(found)

@@ -359,6 +359,7 @@ def test_a_folder_of_another_comparison_is_refused(files, tmp_path):
     (["--methods", "dpsgd"], "must be methods with a server, not 'dpsgd'"),
     (["--add", "nothing.py"], "must be a Python file, not 'nothing.py'"),
     (["--processes", "0"], "must be a whole number >= 1, not 0"),
+    (["--known", "nowhere"], "must be given with --add or --new"),
     (["--keep", "--methods", "fedavg"], "must be given without --add and --methods"),
     (["--new", "--methods", "fedavg"], "must be given without --add and --methods, and these without each other"),
 ])  # fmt: skip

@@ -163,6 +163,19 @@ def test_the_front_page_has_every_row_of_the_plan_in_order(row, tmp_path, monkey
     assert "| smoke | 1 | 1 of 601 | 1,200 | 300 | `paper/table_1.py" in text and "| 3 of 3 | - | - |" in text
 
 
+@pytest.mark.parametrize(("script", "options", "why"), [
+    ("asynccurve/table_methods.py", "--tasks har --ablate mnist", "must be among the tasks that are run: har"),
+    ("asynccurve/table_methods.py", "--tasks fashion_mnist --curves", "must be given with an ablation"),
+    ("methods/defaults.py", "--scale smoke --methods krum", "at --scale smoke, which has fedavg and fedbuff"),
+    ("plan.py", "--next --write", "must be given one at a time"),
+    ("plan.py", "--keep nowhere --only 'orthofl figure 6 laptop'", "must be the folder of a script's --out"),
+    ("verify.py", "--only orthofll", "must be words of a paper's name"),
+])  # fmt: skip
+def test_options_without_an_effect_are_refused(script, options, why):
+    ended = verify.call(EXPERIMENTS / script, options)
+    assert ended.code == 2 and why in ended.stderr
+
+
 def test_verify_notices_a_changed_number(tmp_path):
     committed, made = tmp_path / "committed.csv", tmp_path / "made.csv"
     made.write_text("variant,accuracy (%),new,hardware\nfedavg,93.91666666666667,1,one\northofl,2e-15,2,one\n")

@@ -75,9 +75,15 @@ def write(name: str, rows: Rows, seeds: Rows, given: argparse.Namespace) -> None
 def main() -> None:
     """Run data set after data set, then the ablations; write the tables after each."""
     parser = options(__doc__, "table_methods")
-    parser.add_argument("--ablate", nargs="*", choices=[t for t in TASKS if t != "smoke"], default=["mnist", "har"])
+    names = [t for t in TASKS if t != "smoke"]
+    parser.add_argument("--ablate", nargs="*", choices=names, default=None, help="of --tasks [mnist har]")
     parser.add_argument("--curves", action="store_true", help="cubic curves and chains too, in the ablation")
-    given = shared.parse_tasks(parser, TASKS, [t for t in TASKS if t != "smoke"], SEEDS)
+    given = shared.parse_tasks(parser, TASKS, names, SEEDS)
+    ablated = [t for t in ("smoke", "mnist", "har") if t in given.tasks] if given.ablate is None else given.ablate
+    if not {*ablated} <= {*given.tasks}:
+        parser.error(f"argument --ablate: must be among the tasks that are run: {', '.join(given.tasks)}")
+    if given.curves and not ablated:
+        parser.error("argument --curves: must be given with an ablation, which has rows of other curves")
     rows: Rows = []
     seeds: Rows = []
     for task in given.tasks:
@@ -89,7 +95,7 @@ def main() -> None:
             rows = [*rows, {"task": task, "variant": "not run"}]
         write(given.name, rows, seeds, given)
     rows, seeds = [], []
-    for task in ["smoke"] if given.scale == "smoke" else [t for t in given.ablate if t in given.tasks]:
+    for task in ablated:
         if missing(task, given.scale) is None:
             found = ablation(task, given)
             rows, seeds = rows + found[0], seeds + found[1]

@@ -40,7 +40,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--scale", choices=list(SCALES), default="small", help="what is run [small]")
     parser.add_argument("--add", default="", metavar="FILE.py", help="run only the methods that this file registers")
     parser.add_argument("--new", action="store_true", help="run only methods of the package that --known does not have")
-    parser.add_argument("--known", type=Path, default=RESULTS, metavar="DIR", help="results beside these [committed]")
+    parser.add_argument("--known", type=Path, default=None, metavar="DIR", help="results beside these [committed]")
     parser.add_argument("--methods", nargs="+", metavar="NAME", help="run only these [all with a server]")
     parser.add_argument("--processes", type=int, default=None, metavar="N", help="at a time [one per core]")
     parser.add_argument("--out", type=Path, default=None, metavar="DIR", help="results [runs/comparison/SCALE]")
@@ -59,6 +59,9 @@ def options() -> argparse.Namespace:
         parser.error("argument --keep: must be given without --add and --methods")
     if bool(given.add) + bool(given.methods) + given.new > 1:
         parser.error("argument --new: must be given without --add and --methods, and these without each other")
+    if given.known is not None and not (given.add or given.new):
+        parser.error("argument --known: must be given with --add or --new, which run methods beside known results")
+    given.known = given.known or RESULTS
     stem = f"{given.scale}-{Path(given.add).stem}-{parts.digest(given.add)}" if given.add else given.scale
     given.out = given.out or Path("runs/comparison") / stem
     if given.processes is None:

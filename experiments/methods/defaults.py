@@ -201,11 +201,13 @@ def all_found(methods: list[str], given: argparse.Namespace) -> list[dict[str, d
 if __name__ == "__main__":
     parser = options(__doc__, "methods", "defaults")
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="methods trained at a time [1]")
-    parser.add_argument("--methods", nargs="+", choices=list(GRIDS), default=list(METHODS), help="only these [all]")
+    parser.add_argument("--methods", nargs="+", choices=list(GRIDS), default=None, help="only these [all]")
     given = parse_seeds(parser, SEEDS)
     if given.processes < 1:
         parser.error(f"argument --processes: must be a whole number >= 1, not {given.processes}")
-    methods = list(SMALLEST) if given.scale == "smoke" else given.methods
+    if given.methods and given.scale == "smoke":
+        parser.error(f"argument --methods: must be left out at --scale smoke, which has {' and '.join(SMALLEST)}")
+    methods = given.methods or list(SMALLEST if given.scale == "smoke" else METHODS)
     found = all_found(methods, given)
     rows = [row(method, each) for method, each in zip(methods, found)]
     decimals = {name: 1 for name in rows[0] if name.endswith(")")}
