@@ -189,8 +189,21 @@ def test_what_is_measured_is_kept_by_card_and_sources(kit, queue, tmp_path):
     assert rows[1].startswith("b,updates / s,2.0,1.0,3.0,a card,0123,")
     assert kit.known(tmp_path, "a card", "0123") == {"a", "b"}
     assert not kit.known(tmp_path, "another", "0123") | kit.known(tmp_path, "a card", "4567") | kit.known(None, "", "")
+    assert queue({"c": printed(2.0, ok=False)})[0] == 1
+    assert kit.known(tmp_path, "a card", "0123") == {"a", "b"}, "what disagrees is measured again"
+    assert queue({"c": printed(2.0, ok=True)})[0] == 0
+    assert kit.known(tmp_path, "a card", "0123") == {"a", "b", "c"}
     every = kit.measurements()
     assert len({one.name for one in every}) == len(every) and max(one.seconds for one in every) <= kit.LONGEST
+
+
+def test_smallest_sizes_are_no_measurements_of_the_card(kit, monkeypatch, tmp_path):
+    folders = []
+    monkeypatch.setattr(kit, "run", lambda chosen, results, *_: folders.append(results._same["sources"]) or 0)
+    for more in ([], ["--smoke"]):
+        monkeypatch.setattr(sys, "argv", ["accelerator", "--queue", "--out", str(tmp_path), *more])
+        assert kit.main() == 0
+    assert folders == [kit.sources(), f"{kit.sources()}-smoke"]
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ from common import hardware
 from fedjax_async.results import table
 
 HERE = Path(__file__).resolve().parent
-COLUMNS = ("measurement", "quantity", "value", "least", "most", "card", "sources", "hardware", "jax", "time")
+COLUMNS = ("measurement", "quantity", "value", "least", "most", "card", "sources", "hardware", "jax", "time", "ok")
 LONGEST = 120.0  # seconds that a measurement may be timed
 PREPARING = 100.0  # seconds that measurements may take to compile, side by side
 MEASURED = ("clock", "compress", "config", "data", "engine", "geometry", "local", "models", "peers", "server")
@@ -64,12 +64,13 @@ def card() -> str:
 
 
 def known(folder: Path | None, card: str, digest: str) -> set[str]:
-    """The measurements that a folder, or folders in it, has for this card and these sources."""
-    found = set()
+    """The measurements that a folder, or folders in it, has for this card and these sources, and that were right."""
+    right = {}
     for path in sorted(folder.rglob("queue.csv")) if folder is not None else []:
         with path.open(encoding="utf-8", newline="") as file:
-            found |= {r["measurement"] for r in csv.DictReader(file) if r["card"] == card and r["sources"] == digest}
-    return found
+            rows = [r for r in csv.DictReader(file) if r["card"] == card and r["sources"] == digest]
+        right |= {r["measurement"]: r.get("ok") != "False" for r in rows}
+    return {name for name in right if right[name]}
 
 
 class Process:
@@ -235,7 +236,7 @@ def main() -> int:
     if a.one:
         measure_one(next(one for one in every if one.name == a.one), a.smoke)
         return 0
-    name, digest = card(), sources()
+    name, digest = card(), sources() + ("-smoke" if a.smoke else "")
     there = known(a.known, name, digest)
     chosen = [one for one in every if a.only is None or any(text in one.name for text in a.only)]
     if importlib.util.find_spec("torch") is None:
