@@ -124,9 +124,10 @@ def cost(row: Row) -> float:
 
 def train_next(rows: Iterable[Row], minutes: float, out: Path) -> int:
     """Train what fits into the time, most worth first; returns the number of kept runs."""
-    until, kept = time.monotonic() + 60 * minutes, 0
+    until, kept, long = time.monotonic() + 60 * minutes, 0, 0
     for row in rows:
         if cost(row) > (until - time.monotonic()) / 60:
+            long += 1
             continue
         counted = count(row)
         left = (until - time.monotonic()) / 60
@@ -134,6 +135,8 @@ def train_next(rows: Iterable[Row], minutes: float, out: Path) -> int:
             print(f"{row.command}: cannot be run here: {counted.unavailable}")
         elif counted.missing and cost(row) < left:
             kept += train(counted, left, out)
+    if long:
+        print(f"{long} rows were not begun: by its estimate, a run of theirs takes longer than was left")
     return kept
 
 

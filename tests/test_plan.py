@@ -133,7 +133,7 @@ def test_a_table_is_kept_when_it_is_whole(row, tmp_path, monkeypatch, table, cod
     assert (row.results / whole.table).is_file() == bool(kept)
 
 
-def test_what_fits_is_trained_in_order_of_worth(row, monkeypatch):
+def test_what_fits_is_trained_in_order_of_worth(row, monkeypatch, capsys):
     rows = [row._replace(title=name, minutes=minutes) for name, minutes in zip("abcd", (9, 2, 1, 1), strict=True)]
     missing = {"a": 1, "b": 2, "c": 0, "d": 3}
     trained = []
@@ -142,6 +142,7 @@ def test_what_fits_is_trained_in_order_of_worth(row, monkeypatch):
     monkeypatch.setattr(plan, "train", lambda counted, minutes, out: trained.append(counted.row.title) or 1)
     assert plan.train_next(rows, 5.0, None) == 2
     assert trained == ["b", "d"], "the first does not fit into five minutes, the third is complete"
+    assert "1 rows were not begun" in capsys.readouterr().out
 
 
 def test_the_front_page_has_every_row_of_the_plan_in_order(row, tmp_path, monkeypatch):
