@@ -167,6 +167,9 @@ def test_the_front_page_has_every_row_of_the_plan_in_order(row, tmp_path, monkey
 @pytest.mark.parametrize(("script", "options", "why"), [
     ("asynccurve/table_methods.py", "--tasks har --ablate mnist", "must be among the tasks that are run: har"),
     ("asynccurve/table_methods.py", "--tasks fashion_mnist --curves", "must be given with an ablation"),
+    ("asynccurve/figure_1_3.py", "--leaf folder", "must be given with the task femnist"),
+    ("asynccurve/figure_2.py", "--leaf folder", "must be given with the task femnist"),
+    ("pushcen/tables.py", "--tables 4 6 --alphas 0.1", "must be given with --tables 1 or released"),
     ("methods/defaults.py", "--scale smoke --methods krum", "at --scale smoke, which has fedavg and fedbuff"),
     ("plan.py", "--next --write", "must be given one at a time"),
     ("plan.py", "--keep nowhere --only 'orthofl figure 6 laptop'", "must be the folder of a script's --out"),

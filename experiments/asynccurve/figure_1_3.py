@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +98,12 @@ def add_leaf(parser: argparse.ArgumentParser) -> None:
     """Add ``--leaf``."""
     text = "LEAF's femnist, for that task; at --scale smoke, its first examples in place of the package's images"
     parser.add_argument("--leaf", type=Path, default=None, metavar="DIR", help=text)
+
+
+def check_leaf(parser: argparse.ArgumentParser, given: argparse.Namespace, tasks: Sequence[str]) -> None:
+    """Refuse a ``--leaf`` that no task reads."""
+    if given.leaf is not None and "femnist" not in tasks:
+        parser.error(f"argument --leaf: must be given with the task femnist, instead of: {', '.join(tasks)}")
 
 
 def missing(task: str, given: argparse.Namespace) -> str | None:
@@ -289,6 +295,7 @@ def main() -> None:
     add_leaf(parser)
     add_curve(parser)
     given = shared.parse(parser)
+    check_leaf(parser, given, given.tasks)
     given.suffix = curve_suffix(parser, given)
     tables: dict[str, list[dict[str, Any]]] = {"": [], "_phases": [], "_q": [], "_losses": []}
     for task in ["smoke"] if given.scale == "smoke" and given.leaf is None else given.tasks:

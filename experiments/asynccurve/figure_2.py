@@ -142,6 +142,7 @@ def main() -> None:
     figure_1_3.add_leaf(parser)
     add_curve(parser)
     given = parse(parser)
+    figure_1_3.check_leaf(parser, given, [given.task])
     suffix = curve_suffix(parser, given)
     task = "smoke" if given.scale == "smoke" and given.leaf is None else given.task
     if (reason := figure_1_3.missing(task, given)) is not None:

@@ -123,10 +123,12 @@ def parsed() -> argparse.Namespace:
     """The parsed options."""
     parser = with_known(options(__doc__, "tables"))
     parser.add_argument("--tables", nargs="+", choices=[*BY_ALPHA, *TABLES], default=[*BY_ALPHA, *TABLES])
-    parser.add_argument(
-        "--alphas", nargs="+", type=float, choices=ALPHAS, default=ALPHAS, help="of Table 1 and released [all]"
-    )
-    return parse_tasks(parser, TASKS, ["fashion_mnist_6k"], SEEDS)
+    parser.add_argument("--alphas", nargs="+", type=float, choices=ALPHAS, help="of Table 1 and released [all]")
+    given = parse_tasks(parser, TASKS, ["fashion_mnist_6k"], SEEDS)
+    if given.alphas and not BY_ALPHA.keys() & set(given.tables):
+        parser.error("argument --alphas: must be given with --tables 1 or released, which alone have these rows")
+    given.alphas = given.alphas or ALPHAS
+    return given
 
 
 def main() -> None:
