@@ -75,7 +75,8 @@ def parse_tasks(
 ) -> argparse.Namespace:
     """Parse also ``--tasks`` and ``--seeds``; the task of the smallest scale is always ``smoke``."""
     names, shown = [task for task in known if task != "smoke"], " ".join(usual)
-    parser.add_argument("--tasks", nargs="+", choices=names, default=list(usual), help=f"data sets [{shown}]")
+    text = f"data sets [{shown}]; the scale smoke has one of its own"
+    parser.add_argument("--tasks", nargs="+", choices=names, default=list(usual), help=text)
     given = parse_seeds(parser, seeds)
     given.tasks = ["smoke"] if given.scale == "smoke" else given.tasks
     return given
