@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_async.clock import chance
 from fedjax_async.clock.event_queue import UPLOAD, EventQueue
-from fedjax_async.clock.record import APPLIED, Outcome
+from fedjax_async.clock.record import APPLIED, SLACK, Outcome
 from fedjax_async.clock.scenario import Scenario
 from fedjax_async.types import Schedule
 
@@ -69,10 +69,13 @@ def _wait(queue: EventQueue, wanted: int, under_way: int, limit: float) -> tuple
     judged: list[tuple[int, Outcome]] = []
     came, end = 0, limit
     while under_way and came < wanted:
-        event = queue.pop(min(limit, queue.horizon))
+        event = queue.pop(min(limit * SLACK, queue.horizon))
         if event is None:
             return judged, limit
-        end, kind, _, job = event
+        moment, kind, _, job = event
+        end = min(moment, limit)
+        if moment > end:
+            queue.record.no_later(job, end)
         under_way -= queue.release(event)[2]
         if kind == UPLOAD:
             judged.append((job, queue.judge(job)))

@@ -8,9 +8,9 @@ Loss. The outcome of a job follows from its own random draws and from the availa
 never arrive frees its capacity when the server notices: at the job's timeout, or without a timeout at the
 moment at which the upload would have arrived.
 
-Timeout. At its timeout a job frees its capacity, unless the upload comes at that very moment. The client is not told:
-it continues and gets no other job before it has finished. If its upload comes, it is applied or dropped as the
-limits say. A crashed client gets no job before it has restarted.
+Timeout. At its timeout a job frees its capacity, unless the upload comes at that very moment, up to rounding. The
+client is not told: it continues and gets no other job before it has finished. If its upload comes, it is applied or
+dropped as the limits say. A crashed client gets no job before it has restarted.
 
 Order of events: time, then kind (uploads, then what the server notices, then the server's own steps and
 dispatches), then client, then job.
@@ -35,7 +35,7 @@ import numpy as np
 from fedjax_async.clock.availability import IntervalAt, together
 from fedjax_async.clock.durations import PREDICTED, DurationCache, Predict
 from fedjax_async.clock.job_outcomes import JobDraw, JobOutcome, draw_jobs, job_outcomes
-from fedjax_async.clock.record import APPLIED, Outcome, Record
+from fedjax_async.clock.record import APPLIED, SLACK, Outcome, Record
 from fedjax_async.clock.scenario import Scenario, too_short
 
 # After so many jobs in a row without a sound upload, none is expected to come.
@@ -149,7 +149,10 @@ class EventQueue:
     def _freed(self, time: float, job_outcome: JobOutcome) -> float:
         """When the server stops waiting for a job sent at ``time``: the first moment at which anything happens."""
         _, upload, noticed, _, _ = job_outcome
-        return noticed if upload == self._timeout == math.inf else min(upload, time + self._timeout)
+        if upload == self._timeout == math.inf:
+            return noticed
+        given_up = time + self._timeout
+        return upload if upload <= given_up * SLACK else given_up
 
     def _dispatch_open(self, client: int, time: float, drawn: JobDraw) -> int:
         """Send a job; a policy decides about its upload later.

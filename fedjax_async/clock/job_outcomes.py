@@ -11,7 +11,7 @@ import numpy as np
 
 from fedjax_async.clock.availability import IntervalAt, together
 from fedjax_async.clock.faults import JobFaults, Pace, combined, crashes, paces_together
-from fedjax_async.clock.record import Outcome
+from fedjax_async.clock.record import SLACK, Outcome
 from fedjax_async.clock.scenario import Conditions, Scenario, checked_durations, too_short
 
 # Names of their own: looking up members of the class would take much of the time of an event.
@@ -78,7 +78,7 @@ def job_outcomes(conditions: Conditions) -> Callable[[int, float, JobDraw], JobO
         offline = math.inf if losing is None else losing(client, time)[1]
         if crash < end and crash <= offline:
             return JobOutcome(_CRASHED, math.inf, noticed, crash, crash + restart)
-        if offline < end or end == math.inf:
+        if offline * SLACK < end or end == math.inf:
             return JobOutcome(_INTERRUPTED, math.inf, noticed, math.inf, min(offline, end))
         if lost:
             return JobOutcome(_LOST, math.inf, noticed, math.inf, end)
@@ -99,7 +99,7 @@ def _end_of_work(interval: IntervalAt | None, pace: Pace | None, client: int, ti
         end = min(end, until)
         if time == math.inf:
             return time
-        if (done := time + seconds / rate) <= end:
+        if (done := time + seconds / rate) <= end * SLACK:
             if done == math.inf:
                 raise too_short(client, done)
             return done

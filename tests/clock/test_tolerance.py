@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedjax_async.clock import Limits, Until, at_or_before, check_schedule, plan
+from fedjax_async.clock import Limits, Outcome, Until, at_or_before, check_schedule, plan
 from fedjax_async.clock.record import Record
 from fedjax_async.clock.scenario import Scenario
 from fedjax_async.engine import Every, evaluation_points
@@ -69,3 +69,20 @@ def test_a_job_as_long_as_some_windows_takes_so_many(length, windows, conditions
     assert (s.upload_time[s.job] <= s.time).all()
     assert (s.freed_time[s.job] <= s.time).all()
     assert (s.staleness == 0).all()
+
+
+AT_ONCE = {"num_clients": 2, "local_steps": 3, "until": Until(updates=40)}  # jobs of 3 * 0.1 = 0.30000000000000004 s
+ONLINE = "periodic:on=0.3,off=1,phase=0"
+
+
+@pytest.mark.parametrize(("timing", "conditions"), [
+    ("every", {"limits": Limits(timeout=0.3)}),
+    ("every", {"availability": f"{ONLINE},leaving=lose"}),
+    ("every", {"availability": f"{ONLINE},leaving=pause"}),
+    ("cohort:size=2,deadline=0.3", {}),
+])  # fmt: skip
+def test_a_job_as_long_as_what_it_is_given_is_in_time(timing, conditions):
+    s = check_schedule(plan(timing, "constant:mean=0.1,reference_steps=1", **AT_ONCE, **conditions))
+    assert (s.outcome[: len(s.job)] == Outcome.APPLIED).all()
+    np.testing.assert_allclose((s.upload_time - s.dispatch_time)[s.job], 0.3)
+    np.testing.assert_array_equal(s.freed_time[s.job], s.upload_time[s.job])
