@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedjax_async.base import check
-from fedjax_async.clock.record import Record
+from fedjax_async.clock.record import SLACK, Record
 from fedjax_async.clock.scenario import NO_CONDITIONS, Scenario, finite, too_short
 from fedjax_async.types import Schedule
 
@@ -55,7 +55,7 @@ class Compass:
         self.sent[client] = now
         joined, steps = -1, -1
         for number, group in self.groups.items():
-            fits = math.floor((group.expected - now) / self.seconds[client])
+            fits = math.floor((group.expected * SLACK - now) / self.seconds[client])
             if max(int(self.least[client]), steps) <= fits <= self.most[client]:
                 joined, steps = number, fits
         if joined >= 0:
@@ -76,7 +76,7 @@ class Compass:
             if now < group.latest:
                 members = [*group.coming, *(other for other, _ in group.waiting)]
                 fastest = min(self.seconds[other] * self.most[other] for other in members)
-                fits = math.floor((group.latest + fastest - now) / self.seconds[client])
+                fits = math.floor(((group.latest + fastest) * SLACK - now) / self.seconds[client])
                 steps = max(steps, fits) if fits <= most else steps
         return most if steps < 0 else max(steps, int(self.least[client]))
 
@@ -130,7 +130,7 @@ class _Plan:
         group = compass.groups.get(number)
         if group is not None:
             group.coming.remove(client)
-            if now <= group.latest:
+            if now <= group.latest * SLACK:
                 group.waiting.append((client, job))
                 if not group.coming:
                     self.arrived(number, now)
@@ -162,7 +162,9 @@ def plan_compass(scenario: Scenario, shortest: float, slack: float, momentum: fl
         made.dispatch(client, 0.0)
     while made.events and made.events[0][0] <= made.record.end:
         now, kind, who, job = heapq.heappop(made.events)
-        if kind == _LATEST:
+        if kind == _LATEST and made.events and now < made.events[0][0] <= now * SLACK:
+            heapq.heappush(made.events, (made.events[0][0], _LATEST, who, job))  # later by rounding: they come first
+        elif kind == _LATEST:
             made.arrived(who, now)
         else:
             made.upload(who, job, now)

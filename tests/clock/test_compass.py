@@ -4,6 +4,7 @@ import itertools
 import math
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -92,6 +93,14 @@ def test_it_is_the_scheduler_of_the_paper(units, slack, updates):
     s = make(f"compass:shortest={LEAST / MOST},slack={slack},momentum=1", per_step(*seconds), **options)
     check_invariants(s)
     assert arrivals_of(s, "time", "client", "local_steps", "closes") == scheduled(seconds, slack, updates)
+
+
+@pytest.mark.parametrize("units", [(7, 32), (25, 20, 11, 13, 2, 3), (29, 34, 7, 4, 34)])
+def test_rounding_makes_no_client_late_for_its_group(units):
+    options = {"num_clients": len(units), "local_steps": MOST, "updates": 60}
+    exact, rounded = (make("compass:slack=1", per_step(*np.array(units) / each), **options) for each in (8, 10))
+    np.testing.assert_array_equal(exact.closes, rounded.closes)
+    np.testing.assert_allclose(exact.time * 8, rounded.time * 10)
 
 
 def test_clients_of_any_speed_arrive_together_with_steps_by_their_speed():
