@@ -66,10 +66,13 @@ def why_rejected(counters: Counters) -> dict[str, int]:
 
     >>> why_rejected({"rejected": 9, "zero_weight": 4, "too_large": 2, "corrupt": 3})
     {'corrupt': 3, 'larger than norm_limit': 2, 'of weight 0': 4}
+    >>> why_rejected({"rejected": 5, "too_large": 5, "corrupt": 3, "messages": 20})  # without a server
+    {'larger than norm_limit': 5}
     """
     if "too_large" not in counters:  # of a folder of an earlier version
         return {}
     corrupt, large, zero = (counters.get(name, 0) for name in ("corrupt", "too_large", "zero_weight"))
+    corrupt = 0 if "messages" in counters else corrupt  # of messages between nodes, which are no uploads
     counts = (counters.get("rejected", 0) - corrupt - large - zero, corrupt, large, zero)
     return {cause: count for cause, count in zip(ADVICE, counts) if count > 0}
 
