@@ -67,7 +67,7 @@ class Schedule(NamedTuple):
     copies: np.ndarray = _NO_JOBS.astype(np.int8)  # int8[J]  further copies of its upload; delivered and ignored
     # whether a budget is left, no job is under way, and no client can train any more: all left, are offline or crashed
     exhausted: bool = False
-    failure_time: np.ndarray = _NO_JOBS  # float64[J], when it failed (lost: its upload was due), or inf; [0]: unknown
+    failure_time: np.ndarray = _NO_JOBS  # float64[J], when it failed, was due (lost) or called off (given up), or inf
 
     @property
     def staleness(self) -> np.ndarray:

@@ -210,8 +210,8 @@ def _check_outcomes(s: Schedule) -> None:
             f"schedule.failure_time: has length {len(s.failure_time)}, must be empty or have one entry per job "
             f"({len(s.client)})"
         )
-    failed = np.isin(s.outcome, NEVER_CAME)
-    allowed = "infinite, or for a LOST, CRASHED or INTERRUPTED job a time at or after its dispatch"
+    failed = np.isin(s.outcome, NEVER_CAME) | ((s.outcome == Outcome.GIVEN_UP) & np.isinf(s.upload_time))
+    allowed = "infinite, or for a LOST, CRASHED, INTERRUPTED or GIVEN_UP job a time at or after its dispatch"
     sound = (s.failure_time >= s.dispatch_time) & (failed | np.isinf(s.failure_time))
     _require("failure_time", s.failure_time, sound, allowed)
 

@@ -96,7 +96,7 @@ class Record:
         # upload's at which the server stops waiting for it.
         self.outcomes: dict[int, Outcome] = {}
         self.freed: dict[int, float] = {}
-        self.failed: dict[int, float] = {}  # jobs that crashed, were interrupted or lost, and when
+        self.failed: dict[int, float] = {}  # jobs that crashed, were interrupted or lost, or called off late, and when
         self.corrupt = set[int]()  # jobs with corrupt uploads, arrived or not
         self.applied = self.closed = 0
         self._scenario, until = scenario, scenario.until
@@ -125,10 +125,13 @@ class Record:
     def call_off(self, job: int, time: float) -> None:
         """The server cancels ``job``: its upload will never come (``upload_time`` infinite).
 
-        A job that the server has given up before stays given up, from its timeout on.
+        A job that the server has given up before stays given up, from its timeout on; its client works until now.
         """
         self.upload_time[job] = math.inf
-        self.freed[job] = min(self.freed.get(job, math.inf), time)
+        given_up = self.freed.get(job, math.inf)
+        if given_up < time:
+            self.failed[job] = time
+        self.freed[job] = min(given_up, time)
         self.outcomes.setdefault(job, Outcome.CALLED_OFF)
 
     def no_later(self, job: int, time: float) -> None:

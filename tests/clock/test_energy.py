@@ -13,6 +13,7 @@ from fedjax_async.clock.energy import Devices, bind, boards, energy_until, job_e
 from fedjax_async.clock.fedscale import write_tables
 from fedjax_async.results.comparisons import comparison
 from fedjax_async.results.metrics import to_target
+from tests.clock.textbook import table_of
 from tests.refusals import refusals
 from tests.told import refusal
 
@@ -54,6 +55,14 @@ def test_failed_jobs_cost_what_their_clients_did_whenever_the_server_notices():
     assert 2 < failed.sum() < len(failed) - 2 and (worked[failed] < 100).all()
     known = crashed.outcome != Outcome.UNDER_WAY
     np.testing.assert_allclose(job_energy(one, crashed, 0, 7)[0][known], (worked + 7 * ~failed)[known])
+
+
+def test_clients_whose_jobs_are_given_up_work_until_they_are_called_off():
+    """Client 1 has jobs of 100 s, which are given up after 5 s and called off at each server step, every 10 s."""
+    limits, rows = Limits(timeout=5), table_of([10], [100])
+    schedule = plan("fresh:threshold=1", rows, num_clients=2, local_steps=1, until=Until(updates=6), limits=limits)
+    joules, _ = energy_until(bind("flat:training=1", 2, 0), schedule, np.array([5.0, 8.0, 60.0]), 0, 0)
+    np.testing.assert_allclose(joules, [10, 16, 120])
 
 
 @pytest.mark.parametrize("timing", ["every", "window:length=0.1"])
