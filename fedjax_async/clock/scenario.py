@@ -77,10 +77,11 @@ def checked_durations(scenario: Scenario, clients: np.ndarray, numbers: np.ndarr
 
 
 def finite(durations: np.ndarray) -> np.ndarray:
-    """The durations of jobs; ``ValueError`` unless all are finite and > 0."""
-    if not (np.isfinite(durations) & (durations > 0)).all():
+    """The durations of jobs, as float64 of whatever numbers; ``ValueError`` unless all are finite and > 0."""
+    seconds: np.ndarray = np.asarray(durations, np.float64)
+    if not (np.isfinite(seconds) & (seconds > 0)).all():
         raise ValueError("delays: every duration must be a finite number > 0")
-    return durations
+    return seconds
 
 
 def _of_clients(values: int | np.ndarray, clients: np.ndarray) -> int | np.ndarray:

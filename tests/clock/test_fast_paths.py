@@ -7,7 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_async.clock import Conditions, Limits, Outcome, Scenario, Until, bind_delays, durations, fast_paths, plan
+from fedjax_async.clock import (
+    Conditions,
+    Delays,
+    Limits,
+    Outcome,
+    Scenario,
+    Until,
+    bind_delays,
+    durations,
+    fast_paths,
+    plan,
+)
 from fedjax_async.clock.buffering import plan_buffer
 from fedjax_async.clock.durations import DurationCache
 from fedjax_async.clock.fast_paths import DurationTable, make_cache
@@ -90,6 +101,21 @@ def test_only_buffers_without_conditions_take_the_fast_path(sampling, monkeypatc
 
 
 # --- durations drawn ahead ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.int64, np.int32])
+@pytest.mark.parametrize("sampling", ["uniform", "round_robin"])
+def test_delays_of_ones_own_may_be_numbers_of_any_type(kind, sampling):
+    """Few jobs of many clients, for which no table of durations is drawn ahead."""
+
+    def model(kind):
+        return lambda num_clients, seed: Delays(
+            num_clients, lambda clients, numbers, *sizes: (60 + clients % 7 + numbers).astype(kind)
+        )
+
+    options = {"num_clients": 100, "local_steps": 1, "until": Until(updates=9)}
+    timing = f"every:concurrency=4,sampling={sampling}"
+    same(plan(timing, model(kind), **options), plan(timing, model(np.float64), **options))
 
 
 def test_what_is_drawn_ahead_is_bounded(monkeypatch):
