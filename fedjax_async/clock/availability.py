@@ -317,7 +317,7 @@ def checked_availability(found: Availability) -> Availability:
         good = good and (moments[0] < moments[1] or moments[0] == moments[1] == math.inf)
         allowed = "(start, end), start < end, of the interval that contains this time or of the next one, or (inf, inf)"
         check.require(good, f"availability's interval({client}, {time:.6g})", moments, allowed)
-        return moments
+        return float(moments[0]), float(moments[1])  # a sum with NumPy's float32 would have its few digits
 
     return found._replace(interval=checked)
 

@@ -278,7 +278,7 @@ def _checked_pace(pace: Pace) -> Pace:
         good = isinstance(found, tuple) and len(found) == 2 and 0 < found[0] < math.inf and found[1] > time
         allowed = "(share, until), a finite share > 0 and a later time until which it holds"
         check.require(good, f"faults: pace({client}, {time:.6g})", found, allowed)
-        return found
+        return float(found[0]), float(found[1])  # a sum with NumPy's float32 would have its few digits
 
     return checked
 

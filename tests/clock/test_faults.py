@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from fedjax_async.clock import FAULTS, Faults, JobFaults, Until, chance, faults, job_faults
+from fedjax_async.clock import FAULTS, Availability, Faults, JobFaults, Until, chance, faults, job_faults
 from fedjax_async.clock.faults import combined, crashes, paces_together
 from fedjax_async.clock.job_outcomes import job_outcomes
 from fedjax_async.clock.scenario import NO_LIMITS, bind, models_of
@@ -202,3 +202,11 @@ def test_a_steady_pace_changes_nothing():
 def test_a_wrong_pace_of_ones_own_is_refused(found):
     with pytest.raises(ValueError, match=r"^faults: pace\(0, .*must be \(share, until\), a finite share > 0"):
         make("every", "constant", num_clients=1, updates=9, faults=lambda *_: Faults(pace=lambda *_: found))
+
+
+def test_times_are_in_double_precision_whatever_models_of_ones_own_return():
+    one, late = np.float32(1), np.float32(2**20)
+    slow = {"faults": lambda *_: Faults(pace=lambda client, time: (one / 2, math.inf))}
+    absent = {"availability": lambda *_: Availability(lambda client, time: (late, math.inf))}
+    s = make("every", "constant:mean=0.01", num_clients=1, updates=5, **slow, **absent)
+    np.testing.assert_allclose(s.time - late, 0.02 * np.arange(1, 6), atol=1e-8)
