@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from fedjax_async.base import check, tree
-from fedjax_async.base.notices import NotConnected
+from fedjax_async.base.notices import RunWarning
 from fedjax_async.clock import DelayModel, NothingArrives, Until, at_or_before
 from fedjax_async.config import contracts, own
 from fedjax_async.config.budget import ended_early, rounded_up, with_early_end
@@ -248,7 +248,7 @@ def _require_one_graph(s: Settings, nodes: int) -> None:
 def _graphs(s: Settings, nodes: int) -> int:
     """How many graphs take turns; 0 if receivers are drawn."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NotConnected)  # planning says it
+        warnings.simplefilter("ignore", RunWarning)  # planning says it
         return len(topologies.bind(own.object_or_spec("topology", s.topology), nodes, s.seed).graphs)
 
 

@@ -293,12 +293,15 @@ def is_graphs(given: object) -> bool:
 def of_graphs(given: object) -> Topology:
     """The topology of a networkx graph, or of a list of graphs that are used in turn; ``ValueError`` otherwise.
 
-    The nodes are 0..N-1. Graphs of one list must have the same number of nodes.
+    The nodes are 0..N-1. Graphs of one list must have the same number of nodes. Warns of edges with weights.
     """
     if isinstance(given, Topology):
         return given
     check.require(is_graphs(given), "topology", given, "a name of TOPOLOGIES, a networkx graph or a list of graphs")
     graphs: list[Any] = list(given) if isinstance(given, (list, tuple)) else [given]
+    if any("weight" in about for graph in graphs for *_, about in graph.edges(data=True)):
+        text = "topology: the weights of the graph's edges are not used: the exchange decides how much nodes mix"
+        warnings.warn(text, notices.RunWarning, stacklevel=2)
     return warned_of(Topology(len(graphs[0]), tuple(from_networkx(graph, len(graphs[0])) for graph in graphs)))
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedjax_async import register
-from fedjax_async.base.notices import NotConnected
+from fedjax_async.base.notices import NotConnected, RunWarning
 from fedjax_async.clock import Until
 from fedjax_async.peers import plan_peers, topologies
 from tests.refusals import refusals
@@ -82,6 +82,15 @@ def test_edge_lists_and_graphs(tmp_path):
     assert [graph.degrees.tolist() for graph in turns] == [[1, 2, 1], [1, 1, 1]]
     with pytest.raises(ValueError, match="node 2 must be below 2"):
         topologies.bind(f"csv:path={path}", 2, seed=0)
+
+
+def test_weights_of_edges_are_not_used_and_a_warning_says_so():
+    weighted = nx.Graph()
+    weighted.add_weighted_edges_from([(0, 1, 0.9), (1, 2, 0.1)])
+    with pytest.warns(RunWarning, match="topology: the weights of the graph's edges are not used"):
+        found = topologies.bind(weighted, 3, seed=0)
+    (plain,) = topologies.bind(nx.path_graph(3), 3, seed=0).graphs
+    np.testing.assert_array_equal(found.graphs[0].receivers, plain.receivers)
 
 
 def test_graphs_that_do_not_connect_all_nodes_are_used_with_a_warning(tmp_path):
