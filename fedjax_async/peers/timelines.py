@@ -160,10 +160,11 @@ def _with_conditions(
     worked = np.zeros(scenario.num_clients)  # until when each node has worked
     advance = _walk(scenario, columns, worked)
     forecast, time = Forecast(scenario.until, scenario.progress), np.zeros(scenario.num_clients)
-    reach = horizon
+    reach = further = horizon
     if most < math.inf:
         seconds = scenario.delays.durations(np.arange(min(scenario.num_clients, 64)), 0, scenario.local_steps.max())
-        reach = min(horizon, 1.1 * float(seconds.mean()) * max(1.0, most / scenario.num_clients))
+        further = 1.1 * float(seconds.mean()) * max(1.0, most / scenario.num_clients)
+        reach = min(horizon, further)
     while True:
         for begin in range(0, scenario.num_clients, PREDICTED):
             block = range(begin, min(begin + PREDICTED, scenario.num_clients))
@@ -177,7 +178,8 @@ def _with_conditions(
         if reach >= horizon or done >= most or not (time < math.inf).any():
             break
         forecast.tell(done / most)
-        reach = min(2 * reach, horizon)
+        # From where a node is there again: beyond a long absence of all, few events may be left to plan.
+        reach, further = min(max(reach, float(time.min())) + further, horizon), 2 * further
     clients, starts, ends = (np.array(column) for column in columns)
     order = order_by_client(clients)
     return clients[order], starts[order], ends[order], bool((worked <= horizon).all())

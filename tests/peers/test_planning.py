@@ -136,6 +136,14 @@ def test_divshare_is_its_definition(settings):
     check_equal(settings, "divshare:omega=0.4", "divshare", omega=0.4)
 
 
+def test_nodes_that_all_join_very_late_are_planned_as_soon_as_others():
+    """Up to twice that time, they would have 10^12 events."""
+    world = {"num_clients": 3, "local_steps": 1, "until": Until(updates=9), "topology": "complete"}
+    late, early = (plan_peers("mean", "constant", availability=f"joins:share=1,at={at}", **world) for at in (2**40, 0))
+    np.testing.assert_array_equal(late.end - 2**40, early.end)
+    np.testing.assert_array_equal(late.source, early.source)
+
+
 def test_a_time_in_which_nobody_is_online_is_no_round():
     """The nodes are online from 0 to 25 s and from 45 to 70 s: the messages of the last round before wait till then."""
     common = {"num_clients": 3, "local_steps": 1, "topology": "ring"}
