@@ -28,6 +28,8 @@ from fedjax_async.peers.receivers import Online
 from fedjax_async.peers.schedule import PeerScenario, PeerSchedule
 from fedjax_async.peers.timelines import budget, end_of_run, presence, worked_until
 
+_DIRECTED = "topology: must be undirected graphs for the exchange dpsgd"
+
 
 def dpsgd() -> Callable[[PeerScenario], PeerSchedule]:
     """Synchronous gossip: w_i <- sum_j W_ij w_j with Metropolis weights, W_ij = 1 / (1 + max(d_i, d_j)).
@@ -39,15 +41,17 @@ def dpsgd() -> Callable[[PeerScenario], PeerSchedule]:
     """
 
     def plan(setup: PeerScenario) -> PeerSchedule:
-        topology = setup.topology
+        topology, nodes = setup.topology, setup.scenario.num_clients
         graphs = topology.graphs if topology.drawn is None else (topology.drawn(0),)
         if not graphs or any(not _is_symmetric(graph.senders, graph.receivers) for graph in graphs):
-            raise ValueError("topology: must be undirected graphs for the exchange dpsgd")
+            raise ValueError(_DIRECTED)
         exchanged = _rounds(setup, "discard")
         source, reader, in_time = _entries(exchanged)
         events = exchanged.events
         graph, first = topology.along(events.turn[source])
-        degrees = graph.degrees
+        degrees, senders = graph.degrees, graph.senders
+        if not _is_symmetric(senders, graph.receivers + senders - senders % nodes):  # of graphs drawn for later rounds
+            raise ValueError(_DIRECTED)
         larger = np.maximum(degrees[first + events.client[source]], degrees[first + events.client[reader]])
         return without_masses(setup, exchanged, in_time / (1.0 + larger))
 

@@ -133,6 +133,15 @@ def graphs_of(*given):
     return own(graphs=(graph_of(*given),))
 
 
+def test_dpsgd_refuses_graphs_that_are_directed_in_a_later_round_only():
+    ring, one_way = (topologies.bind(f"ring:directed={one}", 4, seed=0).graphs[0] for one in ("false", "true"))
+    with pytest.raises(ValueError, match="topology: must be undirected graphs for the exchange dpsgd"):
+        plan_peers(
+            "dpsgd", "constant", num_clients=4, local_steps=1, until=Until(updates=12),
+            topology=own(drawn=lambda turn: one_way if turn else ring),
+        )  # fmt: skip
+
+
 FIRST = r"^topology.graphs\[0\].receivers"
 test_a_wrong_topology_of_ones_own_is_refused = refusals(
     (graphs_of([0, 2, 3, 4], [0, 1, 2, 0]), rf"{FIRST}\[0\] = 0: .* not the sender 0"),
