@@ -14,6 +14,7 @@ it is online in all of them.
 from __future__ import annotations
 
 import math
+import warnings
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
@@ -23,8 +24,9 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_async.base import check, registry
+from fedjax_async.base.notices import RunWarning
 from fedjax_async.clock import chance, csv_tables
-from fedjax_async.clock.chance import FAMILIES, Distribution
+from fedjax_async.clock.chance import FAMILIES, UNSPREAD, Distribution
 
 IntervalAt = Callable[[int, float], tuple[float, float]]
 
@@ -152,14 +154,17 @@ def sessions(
 ) -> AvailabilityModel:
     """Random times online and offline, with means `on` and `off` seconds, from a `family` of durations.
 
-    ``family`` is any of the delay families (``exponential``, ``lognormal``, ...); ``spread`` is the
-    standard deviation over the mean. A client begins online with probability ``on / (on + off)``.
+    ``family`` is any of the delay families (``exponential``, ``lognormal``, ...); ``spread`` is the standard deviation
+    over the mean, 1 for the exponential. A client begins online with probability ``on / (on + off)``.
     """
     check.real_positive("on", on)
     check.real_positive("off", off)
     check.real_positive("spread", spread)
     check.one_of("leaving", leaving, LEAVING)
     sample = registry.find("family", FAMILIES, family)
+    if spread != 1 and (why := UNSPREAD.get(family)) is not None:
+        text = f"availability: spread = {spread} of sessions has no effect with family = {family!r}, {why}"
+        warnings.warn(text, RunWarning, stacklevel=2)
 
     def model(num_clients: int, seed: int, part: int) -> Availability:
         return alternation("sessions", on, off, sample, spread, seed, part)._replace(leaving=leaving)

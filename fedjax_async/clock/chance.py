@@ -261,6 +261,9 @@ def _pareto(draws: Draws, mean: np.ndarray, index: np.ndarray | float) -> np.nda
     return smallest * np.exp(draws.standard_exponential() / index)
 
 
+# Families that ignore ``std``, and why.
+UNSPREAD = {"constant": "which never varies", "exponential": "whose deviation is its mean"}
+
 FAMILIES: dict[str, Distribution] = {
     "constant": constant,
     "normal": normal,

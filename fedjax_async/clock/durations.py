@@ -28,7 +28,7 @@ import numpy as np
 from fedjax_async.base import check, registry
 from fedjax_async.base.notices import RunWarning
 from fedjax_async.clock import chance
-from fedjax_async.clock.chance import FAMILIES, Distribution
+from fedjax_async.clock.chance import FAMILIES, UNSPREAD, Distribution
 
 # The shortest duration, as a share of the client's mean: the clock must advance.
 SMALLEST = 1e-6
@@ -85,7 +85,8 @@ class Speeds(NamedTuple):
     """How the speeds of clients differ.
 
     ``heterogeneity = h`` multiplies mean and std of each client by a factor from the ``family``. The factor has
-    mean 1 and coefficient of variation ``sqrt(exp(h^2) - 1)``: for the lognormal, ``h`` is its sigma.
+    mean 1 and coefficient of variation ``sqrt(exp(h^2) - 1)``, as far as the family can have them (``chance.py``): for
+    the lognormal, ``h`` is its sigma; the exponential has a coefficient of 1 for each h > 0.
     """
 
     heterogeneity: float = 0.0
@@ -130,6 +131,10 @@ def from_profiles(
     speed_family = registry.find("speeds", FAMILIES, client_speeds.family)
     if heterogeneity == 0 and client_speeds.family != Speeds().family:
         text = f"delay: speeds = {client_speeds.family!r} has no effect without heterogeneity: all clients are as fast"
+        warnings.warn(text, RunWarning, stacklevel=2)
+    if heterogeneity > 0 and (why := UNSPREAD.get(client_speeds.family)) is not None:
+        of = f"heterogeneity = {heterogeneity} has no effect with speeds = {client_speeds.family!r}"
+        text = f"delay: the size of {of}, {why}"
         warnings.warn(text, RunWarning, stacklevel=2)
 
     def model(num_clients: int, seed: int) -> Delays:

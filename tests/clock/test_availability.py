@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedjax_async.base.notices import RunWarning
 from fedjax_async.clock import AVAILABILITY, Availability, Until, plan
 from fedjax_async.clock.availability import together
 from fedjax_async.clock.scenario import models_of
@@ -86,6 +87,12 @@ def test_the_share_of_the_clients_that_are_online(spec, share):
 def test_moments_that_are_given(spec, online):
     for client in (0, 3, 49):
         assert stretches(window_of(spec), client, 17) == online
+
+
+def test_a_spread_that_sessions_cannot_have_is_said():
+    """The family is exponential unless another one is given."""
+    with pytest.warns(RunWarning, match="^availability: spread = 0.1 of sessions has no effect with family = 'expo"):
+        window_of("sessions:on=600,off=300,spread=0.1")
 
 
 @pytest.mark.slow

@@ -43,6 +43,15 @@ def test_speeds_are_drawn_once_a_client_with_mean_one():
     np.testing.assert_array_equal(equal, 1.0)
 
 
+@pytest.mark.parametrize(
+    ("family", "why"), [("exponential", "whose deviation is its mean"), ("constant", "which never")]
+)
+def test_a_heterogeneity_that_the_speeds_cannot_have_is_said(family, why):
+    text = f"^delay: the size of heterogeneity = 0.3 has no effect with speeds = '{family}', {why}"
+    with pytest.warns(RunWarning, match=text):
+        bind_delays(f"lognormal:heterogeneity=0.3,speeds={family}", 5, 0)
+
+
 def test_speed_times_noise():
     spec, jobs = "lognormal:sigma=0.3", (np.arange(50)[:, None], np.arange(20))
     ratio = bind_delays(f"{spec},heterogeneity=1", 50, 1).durations(*jobs) / bind_delays(spec, 50, 1).durations(*jobs)
