@@ -121,6 +121,9 @@ def link(
     if down is up is None and latency == 0:
         text = "network: a link without down, up and latency has no effect: its messages take no time"
         warnings.warn(text, RunWarning, stacklevel=2)
+    elif down is up is None and heterogeneity > 0:
+        text = f"network: heterogeneity = {heterogeneity} has no effect without down and up: latencies do not differ"
+        warnings.warn(text, RunWarning, stacklevel=2)
     rates = [math.inf if rate is None else float(rate) for rate in (down, up)]
 
     def bind_links(num_clients: int, seed: int) -> LinksOf:

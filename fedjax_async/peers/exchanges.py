@@ -41,17 +41,18 @@ def push_sum(
 ) -> Exchange:
     """Push-sum: models carry masses, so that mixing keeps the mass-weighted mean on directed graphs too.
 
-    An event: S = s + sum_j sigma_j; w <- (s w + sum_j sigma_j w_j) / S; training; each of the d receivers and the node
-    get S / (d + 1). The buffer keeps the `newest` message of each sender (false: all) and has room for `capacity`
-    messages (none: any number). `policy`: `discard` loses the mass of superseded messages and of the oldest of a full
-    buffer; `carry` moves the former to the next message of the same sender that stays, and still mixes the latter with
-    the others; `merge` mixes every message with its own mass, see ``inboxes.py``. `reference` = `released`: the mass is
-    divided by the number of wanted receivers plus one, even if fewer are online, the first event of a node replaces its
-    model by the plain mean of its messages, and simultaneous events come in the order in which they were scheduled
-    (after nodes that come online) instead of that of the clients, as in the code released with PushCen-ADFL.
-    `reference` = `baseline`: as `released`, but the first event mixes like all others, as in the push-sum baseline of
-    that code. `late_mass`: of a node that joins after the start, 1 or 0; in that baseline it is 0, so that the first
-    messages of a late node replace its model.
+    An event: S = s + sum_j sigma_j; w <- (s w + sum_j sigma_j w_j) / S; training; each of the d receivers and the
+    node get S / (d + 1). The buffer keeps the `newest` message of each sender (false: all) and has room for
+    `capacity` messages (none: any number). `policy`: `discard` loses the mass of superseded messages and of the
+    oldest of a full buffer; `carry` moves the former to the next message of the same sender that stays, and still
+    mixes the latter with the others; `merge` mixes every message with its own mass, whatever `newest` and
+    `capacity`, see ``inboxes.py``. `reference` = `released`: the mass is divided by the number of wanted receivers
+    plus one, even if fewer are online, the first event of a node replaces its model by the plain mean of its
+    messages, and simultaneous events come in the order in which they were scheduled (after nodes that come online)
+    instead of that of the clients, as in the code released with PushCen-ADFL. `reference` = `baseline`: as
+    `released`, but the first event mixes like all others, as in the push-sum baseline of that code. `late_mass`: of
+    a node that joins after the start, 1 or 0; in that baseline it is 0, so that the first messages of a late node
+    replace its model.
 
     Source: PushCen-ADFL, Algorithms 1 and 5.
     """

@@ -8,7 +8,7 @@ sender (of each fragment), or all. It has room for ``capacity`` messages. The po
   the others. The mass of a superseded message moves to the first newer message of the same sender that is not
   superseded itself: one in the buffer, or one set aside. If the sender's last message was set aside, the next one
   supersedes nothing.
-* ``merge``: nothing is superseded or dropped: every message is mixed with its own mass.
+* ``merge``: nothing is superseded or dropped, whatever the capacity: every message is mixed with its own mass.
 
 A message is in time for an event if it arrives at or before the moment at which the event mixes, and was sent by an
 earlier event.

@@ -45,6 +45,12 @@ def test_a_link_without_rates_and_latency_has_no_effect_and_says_so(spec):
     same(plain(), instant)
 
 
+def test_a_heterogeneity_of_latencies_alone_has_no_effect_and_says_so():
+    with pytest.warns(RunWarning, match="network: heterogeneity = 0.5 has no effect without down and up"):
+        differing = plain(network="link:latency=1,heterogeneity=0.5")
+    same(plain(network="link:latency=1"), differing)
+
+
 @pytest.mark.parametrize(("option", "sigma", "clients", "numbers"), [
     ("heterogeneity", 0.5, np.arange(20_000), np.zeros(20_000, int)),  # drawn once a client
     ("jitter", 0.3, np.repeat(np.arange(500), 40), np.tile(np.arange(40), 500)),  # drawn once a message
