@@ -8,7 +8,7 @@ import pytest
 
 from fedjax_async import cli, simulate
 from fedjax_async.base import notices
-from fedjax_async.clock import Limits, Outcome, Until, plan
+from fedjax_async.clock import Faults, JobFaults, Limits, Outcome, Until, plan
 from fedjax_async.clock.energy import Devices, bind, boards, energy_until, job_energy
 from fedjax_async.clock.fedscale import write_tables
 from fedjax_async.results.comparisons import comparison
@@ -63,6 +63,16 @@ def test_clients_whose_jobs_are_given_up_work_until_they_are_called_off():
     schedule = plan("fresh:threshold=1", rows, num_clients=2, local_steps=1, until=Until(updates=6), limits=limits)
     joules, _ = energy_until(bind("flat:training=1", 2, 0), schedule, np.array([5.0, 8.0, 60.0]), 0, 0)
     np.testing.assert_allclose(joules, [10, 16, 120])
+
+
+def test_a_client_that_crashes_before_its_round_ends_works_until_then():
+    """The round of 10 s takes one of two uploads; client 1 crashes after a quarter of its 20 s."""
+    crash = Faults(lambda clients, numbers: JobFaults(crash_share=np.where(clients == 1, 0.25, np.inf)))
+    world = {"num_clients": 2, "local_steps": 1, "until": Until(steps=1), "faults": lambda *_: crash}
+    schedule = plan("cohort:size=1,over_selection=1", table_of([10], [20]), **world)
+    assert schedule.outcome[:2].tolist() == [Outcome.APPLIED, Outcome.CALLED_OFF]
+    joules, _ = energy_until(bind("flat:training=1", 2, 0), schedule, np.array([5.0, 10.0]), 0, 0)
+    np.testing.assert_allclose(joules, [10, 15])
 
 
 @pytest.mark.parametrize("timing", ["every", "window:length=0.1"])

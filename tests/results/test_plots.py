@@ -251,7 +251,9 @@ def test_a_chart_shows_its_part_of_the_jobs(schedule, asked, left_out, idle):
 def test_where_jobs_end_and_that_their_states_look_different():
     """At a crash, or where a lost upload was due, as those of its siblings that arrive; the server waits longer."""
     jobs, crashed = jobs_of(FAULTY), FAULTY.outcome == Outcome.CRASHED
-    assert crashed.any() and (np.isfinite(FAULTY.failure_time) == crashed).all()
+    stopped = (FAULTY.outcome == Outcome.CALLED_OFF) & np.isfinite(FAULTY.failure_time)  # unnoticed crashes
+    assert crashed.any() and stopped.any() and (np.isfinite(FAULTY.failure_time) == crashed | stopped).all()
+    np.testing.assert_array_equal(jobs.end[stopped], FAULTY.freed_time[stopped])
     np.testing.assert_array_equal(jobs.end[crashed], FAULTY.failure_time[crashed])
     assert (jobs.end[crashed] < FAULTY.freed_time[crashed]).all()
     assert cut(FAULTY, 3, FAULTY.time[2]).failure_time.size < crashed.size
