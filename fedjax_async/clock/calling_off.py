@@ -38,7 +38,7 @@ class StaleJobs:
         queue.spare(spared)
         self._idle.recall({record.client[job] for job in spared})
         for job in stale:
-            queue.cancel(job, time)
+            record.call_off(job, time)
             if job in queue.open:
                 outcome = queue.open[job]
                 down = outcome.client_free if outcome.crash <= time < outcome.client_free else time

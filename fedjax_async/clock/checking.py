@@ -210,9 +210,9 @@ def _check_outcomes(s: Schedule) -> None:
             f"schedule.failure_time: has length {len(s.failure_time)}, must be empty or have one entry per job "
             f"({len(s.client)})"
         )
-    stopped = np.isin(s.outcome, (Outcome.CALLED_OFF, Outcome.GIVEN_UP)) & np.isinf(s.upload_time)
-    failed = np.isin(s.outcome, NEVER_CAME) | stopped
-    allowed = "infinite, or for a LOST, CRASHED, INTERRUPTED, CALLED_OFF or GIVEN_UP job at or after its dispatch"
+    others = np.isin(s.outcome, (Outcome.UNDER_WAY, Outcome.CALLED_OFF, Outcome.GIVEN_UP)) & np.isinf(s.upload_time)
+    failed = np.isin(s.outcome, NEVER_CAME) | others
+    allowed = "infinite, or for a LOST, CRASHED or INTERRUPTED job, or one that never comes, at or after its dispatch"
     sound = (s.failure_time >= s.dispatch_time) & (failed | np.isinf(s.failure_time))
     _require("failure_time", s.failure_time, sound, allowed)
 

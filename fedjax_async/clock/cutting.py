@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedjax_async.clock.record import DROPPED, SLACK, Outcome, with_derived_columns
+from fedjax_async.clock.record import DROPPED, NEVER_CAME, SLACK, Outcome, with_derived_columns
 from fedjax_async.types import Schedule
 
 _JOBS = ("client", "number", "local_steps", "dispatch_time", "upload_time", "dispatched_after", "version")
@@ -37,9 +37,11 @@ def cut(schedule: Schedule, arrivals: int, time: float) -> Schedule:
     was_applied = np.isin(columns["outcome"], (Outcome.APPLIED, Outcome.LATE))
     through = np.where(was_applied, applied[:jobs], np.where(dropped, came, freed))
     pending = np.where(late & freed, Outcome.GIVEN_UP, Outcome.UNDER_WAY)
+    noticed = through & np.isin(columns["outcome"], NEVER_CAME)
     columns["outcome"] = np.where(through, columns["outcome"], pending).astype(np.int8)
     columns["copies"] = np.where(through, columns["copies"], 0).astype(np.int8)
     of_arrivals = {name: getattr(schedule, name)[:arrivals] for name in ("job", "time", "closes", "step")}
     failed = schedule.failure_time[:jobs]
-    columns["failure_time"] = np.where(through, failed, np.inf) if len(failed) else failed
+    if len(failed):
+        columns["failure_time"] = np.where(noticed | (failed <= time * SLACK), failed, np.inf)
     return schedule._replace(**columns, **of_arrivals, exhausted=False)

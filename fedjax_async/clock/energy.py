@@ -144,8 +144,8 @@ def energy_until(
 def _ends(schedule: Schedule) -> np.ndarray:
     """When each job ends for its client, float64[J]: with its upload, or when it fails or is called off.
 
-    Where it is not known when a job failed, as the server has not noticed it yet or the file is an old one, the job
-    ends when the server stops waiting for it.
+    A failure counts whether the server has noticed it or not. Where it is not known when a job failed, as the file is
+    an old one, the job ends when the server stops waiting for it.
     """
     waited = np.where(np.isfinite(schedule.freed_time), schedule.freed_time, np.max(schedule.time, initial=0.0))
     if len(schedule.failure_time):
@@ -155,7 +155,10 @@ def _ends(schedule: Schedule) -> np.ndarray:
 
 
 def _sent(devices: Devices, schedule: Schedule, bytes_up: np.ndarray | int) -> np.ndarray:
-    """Joules for the upload of each job that sends one, and for its further copies; float64[J]."""
+    """Joules for the upload of each job that sends one, and for its further copies; float64[J].
+
+    A lost upload counts once the server has noticed its loss.
+    """
     sends = np.isfinite(schedule.upload_time) & (schedule.outcome != Outcome.WITHHELD)
     sends |= schedule.outcome == Outcome.LOST
     return np.where(sends, devices.up[schedule.client] * bytes_up * (1.0 + schedule.copies), 0.0)

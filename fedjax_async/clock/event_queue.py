@@ -145,6 +145,8 @@ class EventQueue:
             heapq.heappush(self.events, (freed, FREED, client, job))
             self.record.freed[job] = freed
             self.open[job] = job_outcome
+        if job_outcome.outcome is not _APPLIED:
+            self.record.doomed[job] = job_outcome.crash if job_outcome.outcome is _CRASHED else job_outcome.client_free
 
     def _freed(self, time: float, job_outcome: JobOutcome) -> float:
         """When the server stops waiting for a job sent at ``time``: the first moment at which anything happens."""
@@ -223,13 +225,8 @@ class EventQueue:
         if outcome is _APPLIED:
             self.late.add(job)
         else:
-            self.record.failed[job] = self._failure(job)
+            self.record.failed[job] = self.record.doomed[job]
         self._settle(job, _GIVEN_UP if outcome is _APPLIED else outcome)
-
-    def _failure(self, job: int) -> float:
-        """When a job fails whose upload the server waits for in vain; infinite if it does not."""
-        outcome, *_, crash, client_free = self.open[job]
-        return math.inf if outcome is _APPLIED else crash if outcome is _CRASHED else client_free
 
     def release(self, event: QueuedEvent) -> Release:
         """What an event frees. Call it before its upload is applied: a job given up still occupies its client."""
@@ -279,16 +276,10 @@ class EventQueue:
         """When the client of ``job``, a job that has freed its capacity at ``time``, can get another."""
         return max(time, self.open.pop(job).client_free) if job in self.open else time
 
-    def cancel(self, job: int, time: float) -> None:
-        """Call off a job; its client may have failed before, though the server does not know."""
-        self.record.call_off(job, time)
-        if job in self.open and (failure := self._failure(job)) < time:
-            self.record.failed[job] = failure
-
     def call_off(self, time: float) -> dict[int, float]:
         """Call off every job under way; returns the clients that are down after a crash, and until when."""
         for *_, job in self.events:
-            self.cancel(job, time)
+            self.record.call_off(job, time)
         self.events.clear()
         self.spare(job for job in self.open if self.record.failed.get(job, time) > time)
         crashed = {

@@ -96,7 +96,8 @@ class Record:
         # upload's at which the server stops waiting for it.
         self.outcomes: dict[int, Outcome] = {}
         self.freed: dict[int, float] = {}
-        self.failed: dict[int, float] = {}  # jobs that crashed, were interrupted or lost, or called off late, and when
+        self.doomed: dict[int, float] = {}  # jobs that crash, are interrupted or lost, noticed or not, and when
+        self.failed: dict[int, float] = {}  # those of which it is noticed, and jobs that were called off late
         self.corrupt = set[int]()  # jobs with corrupt uploads, arrived or not
         self.applied = self.closed = 0
         self._scenario, until = scenario, scenario.until
@@ -125,12 +126,13 @@ class Record:
     def call_off(self, job: int, time: float) -> None:
         """The server cancels ``job``: its upload will never come (``upload_time`` infinite).
 
-        A job that the server has given up before stays given up, from its timeout on; its client works until now.
+        A job that the server has given up before stays given up, from its timeout on; its client works until now. One
+        whose client has failed before, which the server does not know, ends there.
         """
         self.upload_time[job] = math.inf
-        given_up = self.freed.get(job, math.inf)
-        if given_up < time:
-            self.failed[job] = time
+        given_up, failure = self.freed.get(job, math.inf), self.doomed.get(job, math.inf)
+        if given_up < time or failure < time:
+            self.failed[job] = min(failure, time)
         self.freed[job] = min(given_up, time)
         self.outcomes.setdefault(job, Outcome.CALLED_OFF)
 
@@ -196,8 +198,10 @@ class Record:
         freed_time[list(self.freed)] = list(self.freed.values())
         corrupt = np.zeros(len(client), np.bool_)
         corrupt[list(self.corrupt)] = True
-        failure_time = np.full(len(client) if self.failed else 0, np.inf)
-        failure_time[list(self.failed)] = list(self.failed.values())
+        unnoticed = {job: time for job, time in self.doomed.items() if job not in self.outcomes and time <= self.end}
+        failed = unnoticed | self.failed
+        failure_time = np.full(len(client) if failed else 0, np.inf)
+        failure_time[list(failed)] = list(failed.values())
         faults = job_faults((source.draw_copies for source in scenario.conditions.faults), client, number)
         copies = np.zeros(len(client), np.int8)
         for delay in faults.copies:

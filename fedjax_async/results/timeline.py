@@ -92,7 +92,8 @@ def jobs_of(schedule: Schedule, used: np.ndarray | None = None, accepted: np.nda
     staleness[job], applied[job] = schedule.staleness[arrived], schedule.time[arrived]
     waited = end = np.where(np.isfinite(schedule.upload_time), schedule.upload_time, schedule.freed_time)
     if len(schedule.failure_time):
-        known = np.isfinite(schedule.failure_time) & (schedule.outcome != Outcome.CALLED_OFF)
+        unnoticed = np.isin(schedule.outcome, (Outcome.UNDER_WAY, Outcome.CALLED_OFF))
+        known = np.isfinite(schedule.failure_time) & ~unnoticed
         end = np.where(known, schedule.failure_time, end)
     following = next_dispatch(schedule)
     end, waited = np.minimum(end, following), np.minimum(np.maximum(end, waited), following)

@@ -75,6 +75,17 @@ def test_a_client_that_crashes_before_its_round_ends_works_until_then():
     np.testing.assert_allclose(joules, [10, 15])
 
 
+def test_a_failure_that_is_not_noticed_by_the_end_costs_as_much_as_in_a_longer_run():
+    """With a long timeout, most clients of a run have failed and wait for the server to notice."""
+    faults, world = "crash:probability=0.4,restart=1+drop:probability=0.2", ONE | {"num_clients": 9, "seed": 3}
+    world |= {"faults": faults, "limits": Limits(timeout=500)}
+    short, long = (plan("every", "lognormal:mean=60", **world | {"until": Until(time=t)}) for t in (400, 4000))
+    assert (np.isfinite(short.failure_time) & (short.outcome == Outcome.UNDER_WAY)).sum() > 3
+    moments, devices = np.linspace(0, 400, 9), bind("flat:training=1,down=0.1", 9, 0)
+    each = [energy_until(devices, one, moments, 10, 10)[0] for one in (short, long)]
+    np.testing.assert_allclose(*each, rtol=1e-12)
+
+
 @pytest.mark.parametrize("timing", ["every", "window:length=0.1"])
 def test_messages_have_cost_their_energy_when_their_bytes_are_counted(timing):
     """Jobs of 0.1 s: the third ends at 3 * 0.1 > 0.3 in floating point, and belongs to the evaluation at 0.3 s."""
