@@ -15,7 +15,7 @@ import numpy as np
 from fedjax_async.base import registry
 from fedjax_async.base.notices import RunWarning
 from fedjax_async.base.spec import Spec
-from fedjax_async.clock import FAULTS, NETWORKS, Limits, Timing
+from fedjax_async.clock import DELAYS, FAULTS, NETWORKS, Limits, Timing
 from fedjax_async.clock.availability import together
 from fedjax_async.clock.record import SLACK, Outcome
 from fedjax_async.clock.scenario import bind as bind_conditions
@@ -96,6 +96,20 @@ def caution_shared(s: Settings) -> None:
     if isinstance(s.network, str) and registry.spec("network", NETWORKS, s.network).options.get("shared"):
         text = (
             f"network = {s.network!r}: shared has no effect in a run with a server, where each client has a link alone"
+        )
+        warnings.warn(text, RunWarning, stacklevel=2)
+
+
+def caution_twice(s: Settings) -> None:
+    """Warn of a delay and a network that both count the seconds of messages."""
+    if s.network is None or not isinstance(s.delay, str):
+        return
+    options = registry.spec("delay", DELAYS, s.delay).options
+    counted = [name for name in ("bandwidth", "bandwidth_up", "reference_bytes") if options.get(name) is not None]
+    if counted:
+        text = (
+            f"delay = {s.delay!r}, network = {as_dict(s)['network']!r}: the seconds of messages are counted twice, by "
+            f"{' and '.join(counted)} of the delay and by the links of the network"
         )
         warnings.warn(text, RunWarning, stacklevel=2)
 

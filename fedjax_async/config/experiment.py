@@ -28,6 +28,7 @@ from fedjax_async.config.cautions import (
     caution_late,
     caution_own_timing,
     caution_shared,
+    caution_twice,
 )
 from fedjax_async.config.checked_parts import check_going_on, sent_by_own
 from fedjax_async.config.clients import client_of, compressing, traffic_of, vector_sizes, with_ditto
@@ -161,6 +162,8 @@ def resolve(settings: Settings) -> Resolved:
         contracts.check_clock(s, delay, len(data.size))
     if s.network is not None:
         caution_shared(s)
+        if "network" not in getattr(made(timing), "ignores", ()):
+            caution_twice(s)
     if s.energy is not None:
         energy.bind(s.energy, len(data.size), s.seed)
     return Resolved(s, components, shapes, timing, delay, steps, traffic_of(down, up, s), measures)

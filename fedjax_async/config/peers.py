@@ -23,6 +23,7 @@ from fedjax_async.config.cautions import (
     caution_fragments,
     caution_late,
     caution_masses,
+    caution_twice,
 )
 from fedjax_async.config.checked_parts import sent_by_nodes
 from fedjax_async.config.clients import client_of, longest_message
@@ -165,6 +166,7 @@ def resolve_peers(settings: Settings) -> PeerResolved:
         sent = jax.tree.leaves(tree.split(shapes, stays_of(components.model))[0])
         caution_feedback(s, [sum(math.prod(leaf.shape) for leaf in sent)])
     contracts.check_clock(s, delay, len(data.size))
+    caution_twice(s)
     return PeerResolved(s, components, exchange, delay, steps, size, withholds, _global_tests(s, data))
 
 

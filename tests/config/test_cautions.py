@@ -98,6 +98,7 @@ def ends_jobs(scenario):
 ends_jobs.ends_jobs = True
 SHARED = WORLD | UPDATES | {"network": "link:up=1000,shared=true"}
 RING = WORLD | {"topology": "ring", "delay": "constant:mean=10,heterogeneity=0.5", "updates": 60}
+SWIFT = RING | {"method": "swift"}
 CUT = WORLD | UPDATES | {"clients": 4, "method": "divshare:omega=0.5"}
 POLLED = WORLD | UPDATES | {"method": "quafl:size=2", "timing": "polling:length=7,size=2"}
 IN_PARTS = WORLD | UPDATES | {"timing": "midway", "client": going_on_training}
@@ -110,6 +111,10 @@ KEPT = {"feedback": "ef"}
 SAID = [
     (SHARED, "network = 'link:up=1000,shared=true': shared has no effect in a run with a server"),
     (SHARED | {"method": "swift"}, None), (SHARED | {"network": "link:up=1000"}, None),
+    # messages that take their time twice
+    *((kind | {"delay": "constant:bandwidth_up=900", "network": "link:up=900"}, "messages are counted twice, by bandw")
+      for kind in (WORLD | UPDATES, SWIFT)),
+    (SWIFT | {"network": "link:up=900"}, None), (SWIFT | {"delay": "constant:bandwidth=900"}, None),
     # coefficients that change where nodes add up what they hear
     (RING | {"method": "choco@mean:policy=merge"}, "of the plan are mixed with other coefficients than the first one"),
     (RING | {"method": "choco"}, None),
