@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from fedjax_async.base import check
 from fedjax_async.server.running_statistics import weights_of, with_statistics
-from fedjax_async.server.transforms import Transform, scaled
+from fedjax_async.server.transforms import Transform, weighted
 from fedjax_async.types import Array, Arrival, Facts, Params, State, Traced
 
 
@@ -139,9 +139,7 @@ def scale_by_dominance(limit: Traced = 1.0) -> Transform:
     ) -> tuple[Params, Participation, Array]:
         factor, after = _counted(state, arrival.client)
         factor = jnp.minimum(factor, jnp.asarray(limit, factor.dtype))
-        # running statistics never move beyond the client's: a variance could become negative
-        moved = with_statistics(scaled(weights_of(direction), factor), scaled(direction, jnp.minimum(factor, 1.0)))
-        return moved, after, factor
+        return weighted(direction, factor), after, factor
 
     return Transform(init, update, sums=True)
 

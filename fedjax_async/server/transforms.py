@@ -93,7 +93,7 @@ def stateless(function: Callable[[Params, Params, Arrival], Params]) -> Transfor
 
 
 def scale_by(weight: Callable[[Arrival], Array]) -> Transform:
-    """Multiply the direction by the scalar ``weight(arrival)``."""
+    """Multiply the direction by the scalar ``weight(arrival)``, its running statistics by 1 where that is larger."""
     return _scale(lambda direction, arrival: weight(arrival))
 
 
@@ -101,7 +101,7 @@ def _scale(weight: Callable[[Params, Arrival], Array]) -> Transform:
     def update(direction: Params, state: State, params: Params, arrival: Arrival) -> tuple[Params, State, Array]:
         del params
         factor = weight(direction, arrival)
-        return scaled(direction, factor), state, factor
+        return weighted(direction, factor), state, factor
 
     return Transform(lambda params: (), update)
 
@@ -167,6 +167,12 @@ def require_no_correction(transform: Transform, rule: str) -> None:
 def scaled(params: Params, factor: Number) -> Params:
     """Every leaf times a scalar, in the dtype of the leaf."""
     return jax.tree.map(lambda leaf: leaf * jnp.asarray(factor, leaf.dtype), params)
+
+
+def weighted(direction: Params, factor: Array) -> Params:
+    """``direction`` times a scalar; running statistics times 1 at most, or variances might become negative."""
+    least = jnp.minimum(factor, jnp.ones_like(factor))
+    return with_statistics(scaled(weights_of(direction), factor), scaled(direction, least))
 
 
 def stepped(params: Params, direction: Params, rate: Number) -> Params:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_async.server import SERVERS, rebased, scale_by_dominance
+from fedjax_async.server import SERVERS, rebased, scale_by_dominance, scale_by_staleness
 from fedjax_async.server.averaging import over_clients
 from fedjax_async.server.step_size import Participation
 from fedjax_async.types import Arrival, Facts, Info, Message, ServerAlgorithm
@@ -113,9 +113,10 @@ def test_rare_clients_move_statistics_no_further_than_to_their_own():
     start = params_of(0.0 * real, real)
     late = Arrival(params_of(real, -0.8 * real), start, whole, real, whole, real, jnp.bool_(True))
     state = Participation(jnp.array([3, 0], jnp.int32), jnp.int32(3))
-    moved, _, weight = scale_by_dominance(4.0).update(late.upload, state, start, late)
-    assert weight == 2 and np.all(moved["params"]["w"] == 2)
-    np.testing.assert_allclose(moved["batch_stats"]["var"], -0.8, rtol=1e-6)
+    for transform in (scale_by_dominance(4.0), scale_by_staleness(lambda tau: 2.0 * tau)):
+        moved, _, weight = transform.update(late.upload, state, start, late)
+        assert weight == 2 and np.all(moved["params"]["w"] == 2)
+        np.testing.assert_allclose(moved["batch_stats"]["var"], -0.8, rtol=1e-6)
 
 
 def test_more_uploads_than_clients_move_statistics_no_further_than_to_their_mean():
