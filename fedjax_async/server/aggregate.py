@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_async.base import check, tree
+from fedjax_async.server.running_statistics import with_statistics
 from fedjax_async.server.transforms import scaled
 from fedjax_async.types import Array, Arrival, Params, State, Traced
 
@@ -37,7 +38,10 @@ class Sum(NamedTuple):
 
 
 def mean(*, divisor: Traced | None = None) -> Aggregate:
-    """``sum w_i d_i / sum w_i``, or ``sum w_i d_i / divisor`` (AsynFL divides by n)."""
+    """``sum w_i d_i / sum w_i``, or ``sum w_i d_i / divisor`` (AsynFL divides by n).
+
+    Running statistics are divided by ``sum w_i`` where it is above ``divisor``: they never leave the clients' range.
+    """
     if divisor is not None:
         check.positive("divisor", divisor)
 
@@ -51,7 +55,8 @@ def mean(*, divisor: Traced | None = None) -> Aggregate:
     def close(accumulated: Sum) -> tuple[Params, Array, Sum]:
         total, weight = accumulated
         below = jnp.where(weight > 0, weight, 1.0) if divisor is None else jnp.asarray(divisor, weight.dtype)
-        return scaled(total, 1.0 / below), weight, jax.tree.map(jnp.zeros_like, accumulated)
+        direction = with_statistics(scaled(total, 1.0 / below), scaled(total, 1.0 / jnp.maximum(below, weight)))
+        return direction, weight, jax.tree.map(jnp.zeros_like, accumulated)
 
     return Aggregate(init, add, close, sums=True)
 

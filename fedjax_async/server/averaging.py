@@ -145,7 +145,7 @@ class OverClients(NamedTuple):
 
 
 def over_clients() -> Aggregate:
-    """``sum w_i d_i / N``, N all clients of the run; of running statistics the mean where uploads are more than N."""
+    """``sum w_i d_i / N``, N all clients of the run."""
     plain = mean()
 
     def init(params: Params, facts: Facts = Facts()) -> OverClients:
@@ -155,9 +155,7 @@ def over_clients() -> Aggregate:
         return accumulated._replace(sum=plain.add(accumulated.sum, direction, share, arrival))
 
     def close(accumulated: OverClients) -> tuple[Params, Array, OverClients]:
-        clients = accumulated.facts.num_clients
-        direction, weight, emptied = mean(divisor=clients).close(accumulated.sum)
-        direction = with_statistics(direction, scaled(direction, 1.0 / jnp.maximum(weight / clients, 1.0)))
+        direction, weight, emptied = mean(divisor=accumulated.facts.num_clients).close(accumulated.sum)
         return direction, weight, accumulated._replace(sum=emptied)
 
     return Aggregate(init, add, close, sums=True)
