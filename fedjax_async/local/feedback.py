@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from fedjax_async.base import check, registry, tree
 from fedjax_async.compress import Compressor, on_tree, values_bits
 from fedjax_async.geometry import GROUPINGS
+from fedjax_async.models import STATISTICS
 from fedjax_async.types import Array, ClientAlgorithm, ClientData, Key, Message, Params, Path, State
 
 _SENDING = 2**31  # folded into the job's key; the numbers of local steps, folded in too, are smaller
@@ -59,7 +60,7 @@ def feedback(
       client: any client algorithm. Wrappers that change the upload (``keeping``) go inside this one.
       per: one of ``geometry.GROUPINGS``: compress the whole upload as one vector, each layer or each tensor. If an
         upload has several parts (SCAFFOLD's deltas and control variates), each part is compressed by itself. Running
-        statistics (BatchNorm) are compressed too; unscaled signs or top-k may damage them.
+        statistics (BatchNorm) are compressed too, without feedback; unscaled signs may damage them.
       private: the leaves of the params that are not sent (``keeping`` uploads them as zeros); they are not compressed.
       like: an upload, or its shapes, if it is not a pytree like the params.
       error_feedback: if false, ``Delta_hat = C(Delta)``, and there is no residual.
@@ -129,7 +130,7 @@ def sending(
             return wire.decompress(payload), (wire.bits(payload), values_bits(payload))
 
         decoded, kept, sizes = scheme(upload, client_state.kept, send)
-        return tree.join(decoded, whole), Sending(inner, kept, *sizes)
+        return tree.join(decoded, whole), Sending(inner, _of_weights(kept), *sizes)
 
     def info(client_state: Sending) -> dict[str, Array]:
         return ({} if client.info is None else client.info(client_state.inner)) | sent(client_state)
@@ -143,6 +144,17 @@ def sending(
 
     own_or_none = None if client.own is None else own
     return ClientAlgorithm(init, begin, step, finish, info, unsent, own_or_none, client.gradients)
+
+
+def _of_weights(kept: State) -> State:
+    """What is kept, with zeros for running statistics.
+
+    They matter by their value, so old changes of them are useless later: added to a new change, they would lead past
+    what the client has, and variances could become negative.
+    """
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: jnp.zeros_like(leaf) if STATISTICS in tree.path_of(path) else leaf, kept
+    )
 
 
 def sent(client_state: Sending) -> dict[str, Array]:

@@ -128,6 +128,24 @@ def test_uploads_that_are_not_finite_can_be_refused():
         assert not np.isfinite(whole(upload)).any()
 
 
+def test_running_statistics_have_no_feedback():
+    """Where a variance of 1 shall become 0.5, what was not sent of it is not added to what is sent later."""
+    plain, params = drawing(), {"params": zeros(), "batch_stats": {"var": jnp.ones(2)}}
+
+    def finish(work, message, state):
+        upload, state = plain.finish((work[0], work[1]["params"]), message, state)
+        return {"params": upload, "batch_stats": {"var": jnp.full(2, -0.5)}}, state
+
+    for wrap in (feedback, ef21):
+        wrapped = wrap(plain._replace(finish=finish), topk(ratio=0.05))
+        job, state = compiled(wrapped, params), wrapped.init(params)
+        for n in range(8):
+            upload, state = job(jax.random.key(n), state)
+            assert {*np.unique(upload["batch_stats"]["var"])} <= {0.0, -0.5}
+            np.testing.assert_array_equal(state.kept["batch_stats"]["var"], 0.0)
+        assert np.abs(whole(state.kept["params"])).max() > 1
+
+
 # --- around real training ---------------------------------------------------------------------
 
 
