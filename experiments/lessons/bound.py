@@ -43,6 +43,7 @@ from fedjax_async.base import disk, tree
 from fedjax_async.config import prepare
 from fedjax_async.engine.trajectory import make_trajectory
 from fedjax_async.results import files
+from fedjax_async.results.metrics import window
 from fedjax_async.types import Array, Arrival, Params, ServerAlgorithm, State
 
 COMMITTED = Path(__file__).resolve().parent.parent / "comparison" / "results"
@@ -50,7 +51,6 @@ STEPS = {"smoke": (1, 1, 2), "small": (6, 6, 18), "full": (30, 30, 100)}  # of d
 RATE = 0.2  # of Adam, on logarithms
 SEEDS = {"smoke": 1, "small": 3, "full": 3}
 TASKS = ("logistic", "mlp")  # small enough for gradients through a run
-LAST = 2  # evaluations whose mean validation loss is minimised: those that the score is made of
 FAMILIES = ("one weight", "by staleness", "by arrival")
 START = "asgd, tuned"
 MOST, ALSO = 8, ("fedbuff", "fedasync", "fedavg", "scaffold")  # methods of the page: the first by rank, and these
@@ -89,7 +89,8 @@ def problem(settings: dict[str, Any]) -> Problem:
     def loss(numbers: Numbers) -> tuple[Array, dict[str, Array]]:
         given = hyper | {name: jnp.exp(value) for name, value in numbers.items()}
         scores = function(given, run.params)
-        return jnp.mean(scores["validation_loss"][-LAST:]), {name: scores[name] for name in ("loss", "accuracy")}
+        last = window("tail", len(scores["validation_loss"]))  # evaluations that the score is made of
+        return jnp.mean(scores["validation_loss"][-last:]), {name: scores[name] for name in ("loss", "accuracy")}
 
     start = {"weights": jnp.full(count, jnp.log(rate), jnp.float32), "lr": jnp.log(hyper["lr"])}
     return Problem(jax.jit(jax.value_and_grad(loss, has_aux=True)), np.asarray(run.schedule.staleness), start)
