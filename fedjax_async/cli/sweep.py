@@ -20,6 +20,7 @@ from fedjax_async.config.sweeping import SweepGroup
 from fedjax_async.engine.devices import parse_size
 from fedjax_async.results import cluster, sweep_folder
 from fedjax_async.results.claim import claimed, require_writable
+from fedjax_async.results.figure import Drawing
 from fedjax_async.results.latex import require_columns
 from fedjax_async.results.metrics import FINAL, require_final
 from fedjax_async.results.redrawing import require_energy
@@ -187,24 +188,35 @@ def _submit(arguments: argparse.Namespace, file: File, work: SweepWork, limits: 
     jobs = cluster.submit(work, arguments.out, arguments.submit, **limits)
     for job in jobs:
         print(f"job {job.id}: {_shown(job)}")
-    plugins = [word for source in arguments.plugin for word in ("--plugin", source)]
-    again = shlex.join(["fedjax-async", "sweep", arguments.file, "--out", arguments.out, *plugins])
     if _is_waited_for(arguments):
-        _wait(jobs, again)
+        _wait(jobs)
         _collect(arguments, file)
         return
     where = f"; logs in {Path(arguments.out) / cluster.LOGS}" if jobs else ": everything is finished"
     if jobs and jobs[0].handle is None:
         where = f"; of each number N above: fedjax-async job {shlex.quote(arguments.out)} N"
     print(f"{len(jobs)} job{'' if len(jobs) == 1 else 's'}{where}")
-    print(f"when they are done: {again} --collect")
+    plugins = [word for source in arguments.plugin for word in ("--plugin", source)]
+    again = ["fedjax-async", "sweep", arguments.file, "--out", arguments.out, *plugins, "--collect"]
+    print(f"when they are done: {shlex.join([*again, *_report_words(arguments)])}")
+
+
+def _report_words(arguments: argparse.Namespace) -> list[str]:
+    """The flags of tables and pictures that were given, for the command that makes them."""
+    words = ["--no-plots"] if arguments.no_plots else []
+    usual = {"format": Drawing.formats}
+    for name in ("target", "final", "columns", "format", "width", "title", "x"):
+        value = getattr(arguments, name)
+        if value != usual.get(name):
+            words += [f"--{name}", ",".join(value) if isinstance(value, tuple) else str(value)]
+    return words
 
 
 def _shown(job: cluster.Job) -> str:
     return f"{len(job.runs)} run{'s' if len(job.runs) > 1 else ''}, {job.runs[0]}..."
 
 
-def _wait(jobs: Sequence[cluster.Job], again: str) -> None:
+def _wait(jobs: Sequence[cluster.Job]) -> None:
     """Wait for Ray's tasks; ``ValueError`` after all have ended, if any failed."""
     failed = []
     for number, (index, reason) in enumerate(cluster.finished([job.handle for job in jobs]), 1):

@@ -161,7 +161,9 @@ def test_submitting_names_the_jobs_and_how_to_go_on(capsys, monkeypatch, engine)
 def test_jobs_of_an_array_are_trained_by_number(capsys, no_pictures, engine):
     said = ok(capsys, *SWEEP[:-1], "--submit", "array")  # what is printed can be given to a shell
     assert "job 3: 2 runs, " in said and f"4 jobs; of each number N above: fedjax-async job '{OUT}' N" in said
-    assert f"when they are done: fedjax-async sweep {FILE} --out '{OUT}' --collect" in said
+    assert f"when they are done: fedjax-async sweep {FILE} --out '{OUT}' --collect\n" in said
+    for flags in ("--target 0.5 --final last --columns accuracy,time --format png,pdf", "--no-plots"):  # of the tables
+        assert f"--collect {flags}\n" in ok(capsys, *SWEEP[:-1], "--submit", "array", *flags.split())
     assert "".join(ok(capsys, "job", str(OUT), str(number)) for number in range(4)) == "2 runs\n" * 4
     assert "runs.csv" in ok(capsys, *SWEEP[:-1], "--collect")
     assert "everything is finished" in ok(capsys, *SWEEP[:-1], "--submit", "array")
