@@ -370,6 +370,23 @@ def test_wrong_options_are_refused(files, monkeypatch, capsys, options, why):
     assert why in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("page", "why"), [
+    ("page.txt", r"html = '\.txt': must be"),
+    ("file/page.html", "must be a file that can be written"),
+    ("page.html", "plotly is missing"),
+])  # fmt: skip
+def test_a_page_that_cannot_be_written_is_refused_before_training(files, tmp_path, monkeypatch, page, why):
+    def missing():
+        raise ValueError("plotly is missing")
+
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(sys, "argv", ["comparison", "--scale", "smoke", "--html", str(tmp_path / page)])
+    monkeypatch.setattr(files.report.html_figures, "require_plotly", missing)
+    monkeypatch.setattr(files.comparison, "trained", lambda *_: pytest.fail("it was trained"))
+    with pytest.raises(SystemExit, match=why):
+        files.comparison.main()
+
+
 def test_the_page_to_explore_has_a_curve_of_every_method(files, tmp_path):
     shown = [(name, seed) for name in ("asgd", "fedbuff") for seed in (0, 1)]
     runs = [kept_run(files, *of, [0.1, 0.5]) for of in shown]

@@ -88,6 +88,8 @@ def main() -> None:
 
 def compare(given: argparse.Namespace) -> None:
     """What the options ask for; ``ValueError`` for a plugin, a folder or results that do not fit."""
+    if given.html is not None:
+        report.require(given.html)  # before hours of training
     methods = given.methods or list(SCALES[given.scale].methods or spaces.methods())
     mine = list(parts.added(given.add)) if given.add else []
     known = kept.Results([], [], [])

@@ -12,8 +12,9 @@ import summary
 from kept import Kept, Results
 from scenes import TASKS
 
-from fedjax_async.base import disk
+from fedjax_async.base import check, disk
 from fedjax_async.results import html_figures
+from fedjax_async.results.claim import require_writable
 from fedjax_async.results.html_folders import table_of
 from fedjax_async.results.html_report import page_of
 from fedjax_async.types import Run
@@ -67,8 +68,14 @@ def content(found: Results, about: str) -> dict[str, Any]:
     }
 
 
-def write(found: Results, path: Path, about: str) -> None:
-    """Write the page; ``ValueError`` without plotly."""
+def require(path: Path) -> None:
+    """``ValueError`` unless a page can be written to ``path``: without plotly, and if it is no ``.html`` file."""
+    check.one_of("html", path.suffix, (".html",))
+    require_writable("html", path)
     html_figures.require_plotly()
+
+
+def write(found: Results, path: Path, about: str) -> None:
+    """Write the page."""
     path.parent.mkdir(parents=True, exist_ok=True)
     disk.write(path, page_of(content(found, about)))
