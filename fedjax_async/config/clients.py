@@ -308,14 +308,14 @@ def _message_bytes(
         wire.bits(payload)  # refuses what is too long to count
         return payload
 
-    found: list[Payload] = []
-    for part in jax.eval_shape(payload_of, like):
-        # the size of some payloads depends on whole numbers in them, which are the same for every vector
-        numbers = jax.jit(lambda: _whole_scalars(compressor.compress(jax.random.key(0), jnp.zeros(1))))()
-        parts, inside = jax.tree.flatten(part)
-        filled = [numbers.pop(0) if _is_whole_scalar(leaf) else leaf for leaf in parts]
-        found.append(jax.tree.unflatten(inside, filled))
-    payload = tuple(found)
+    def numbers_of() -> list[Array]:
+        """The whole numbers in the payload of zeros: the size of some payloads depends on them."""
+        zeros = [jnp.zeros(*leaf) for leaf in shapes]
+        return _whole_scalars(payload_of(jax.tree.unflatten(structure, zeros)))
+
+    numbers = jax.jit(numbers_of)()
+    parts, inside = jax.tree.flatten(jax.eval_shape(payload_of, like))
+    payload = jax.tree.unflatten(inside, [numbers.pop(0) if _is_whole_scalar(leaf) else leaf for leaf in parts])
     return most_bits(payload) // 8, -(-int(values_bits(payload)) // 8)
 
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from fedjax_async import Method, Settings, simulate
-from fedjax_async.compress import COMPRESSORS, topk
+from fedjax_async.compress import COMPRESSORS, Compressor, Dense, bits, identity, most_bits, qsgd, topk
 from fedjax_async.config import execute, prepare
 from fedjax_async.config.grid import expand
 from fedjax_async.config.paths import value_of
-from fedjax_async.config.resolving import resolved
+from fedjax_async.config.resolving import resolved, with_objects
 from fedjax_async.engine import run_waves
 from fedjax_async.engine.storage import RestoringClient
 from fedjax_async.local import FEEDBACKS
@@ -121,6 +121,26 @@ def test_options_of_the_compressor_may_be_swept():
 def test_every_compressor_has_a_longest_message(name):
     traffic = prepare(Settings(**SMALL, compress=name, compress_per="layer")).traffic
     assert 0 < traffic.values <= 31400 and traffic.up <= 31400 + 40
+
+
+def test_the_longest_message_of_a_compressor_that_treats_short_vectors_in_another_way():
+    """Its payloads of a bias and of a kernel differ in kind; the size of one depends on a number in it."""
+    short, others = identity(), qsgd(levels=127)
+
+    def of(payload):
+        return short if isinstance(payload, Dense) else others
+
+    mixed = Compressor(
+        lambda key, x: (short if len(x) < 100 else others).compress(key, x),
+        lambda payload: of(payload).decompress(payload),
+        bits,
+        feedback=False,
+    )
+    experiment = prepare(with_objects(Settings(**SMALL, compress_per="tensor"), compress=mixed))
+    leaves, key = jax.tree.leaves(experiment.params), jax.random.key(0)
+    assert {len(leaf.ravel()) < 100 for leaf in leaves} == {True, False}
+    longest = most_bits(tuple(mixed.compress(key, 0 * leaf.ravel()) for leaf in leaves))
+    assert experiment.traffic.up == longest / 8
 
 
 test_what_does_not_fit_is_refused_before_anything_compiles = refusals(
