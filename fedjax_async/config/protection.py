@@ -218,6 +218,8 @@ def check_secure(
     allowed = f"{uses} ({why})"
     check.require(sums, "method", str(s.method), allowed)
     check.require(s.norm_limit is None, "norm_limit", s.norm_limit, f"left out ({why})")
+    allowed = f"off or ef, since the server keeps an estimate of each client's upload ({why})"
+    check.require(s.feedback != "ef21", "feedback", s.feedback, allowed)
     check.require(not probes, "probes", list(probes or ()), f"left out ({why})")
     fewest = int(uploads_of_steps(schedule).min(initial=asked.least))
     allowed = f"at least {asked.least} ({why} of so many, as in the timing buffer:size={asked.least})"

@@ -119,10 +119,10 @@ def _require_noise(noise: Number) -> None:
 def secure(*, size: int = 10) -> Privacy:
     """Secure aggregation: the server sees nothing but sums of at least ``size`` uploads.
 
-    A run is refused if a part of it needs single uploads (rule, delay correction, norm limit, probe), if it gives stale
-    uploads the weight 0 (``overstale_after``, ``late=drop``; the setting ``max_staleness`` drops them before they
-    count), or if a server step may have fewer uploads. Uploads that are not finite are rejected, which no plan
-    foresees: a run warns of sums that had fewer for this reason.
+    A run is refused if a part of it needs single uploads (rule, delay correction, norm limit, probe, the server's
+    estimates of ``feedback=ef21``), if it gives stale uploads the weight 0 (``overstale_after``, ``late=drop``; the
+    setting ``max_staleness`` drops them before they count), or if a server step may have fewer uploads. Uploads that
+    are not finite are rejected, which no plan foresees: a run warns of sums that had fewer for this reason.
     """
     check.whole("size", size, low=2)
     return Privacy(least=size)

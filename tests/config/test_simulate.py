@@ -140,6 +140,7 @@ test_wrong_values_and_what_needs_single_uploads_are_refused = refusals(
     (SECURE | {"method": "fedbuff+correction"}, "^method = 'fedbuff.correction'"),
     (SECURE | {"method": "fedbuff:clip=1"}, "^method = 'fedbuff:clip=1'"),
     (SECURE | {"norm_limit": 2.0}, f"^norm_limit = 2.0: must be left out .*{SUMS}"),
+    (SECURE | {"compress": "topk", "feedback": "ef21"}, f"^feedback = 'ef21': must be off or ef, .*{SUMS}"),
     (SECURE | {"timing": "every"}, ONE),
     (SECURE | SOUND, ONE),
     (SECURE | {"privacy": "secure:size=4"}, "^uploads of the smallest server step = 3: must be at least 4"),
