@@ -112,7 +112,8 @@ def training_curl(
       params: by default the first params of the experiment.
       clients: C clients, by default all.
       pairs: random pairs, at least 2.
-      number: the minibatches are those of each client's job with this number.
+      number: minibatches and local steps are those of each client's job with this number; the steps are those of the
+        settings where the plan has no such job.
       weighting: of the clients in the mean: by ``examples``, or ``uniform`` as in eq. 2.
 
     Returns: NumPy arrays; ``parts`` has one entry a client.
@@ -186,6 +187,8 @@ class _Jobs:
         self.client = bound(experiment.components.client, experiment.components.hyper)
         self.chosen = np.asarray(chosen, np.int32)
         steps = steps_of(s, data, method_of(s.method))
+        jobs = np.flatnonzero(experiment.schedule.number == number)
+        steps[experiment.schedule.client[jobs]] = experiment.schedule.local_steps[jobs]  # some timings set their own
         self.offset, self.size, self.steps = (a[self.chosen] for a in (data.offset, data.size, steps))
         self.weights = self.size.astype(float) if weighting == "examples" else np.ones(len(chosen))
 

@@ -61,7 +61,13 @@ def dense(experiment, params, number, steps):
     ("changes", "steps", "number", "weighting"),
     [
         ({"epochs": 2.0}, [6, 2, 8, 4, 2], 0, "examples"),
-        ({"steps": 3, "optimizer": "sgd:momentum=0.5", "method": "fedprox:proximal=0.3"}, [3] * 5, 2, "uniform"),
+        (
+            {"steps": 3, "optimizer": "sgd:momentum=0.5", "server_steps": 9}
+            | {"method": "fedprox:proximal=0.3@participation"},  # jobs of several rounds
+            [6, 3, 6, 3, 12],
+            2,
+            "uniform",
+        ),
     ],
 )
 def test_it_equals_the_dense_jacobians_of_the_engines_jobs(changes, steps, number, weighting):
