@@ -34,7 +34,8 @@ def consensus_constants(clients: int, sent: float) -> ConsensusConstants:
     """The constants to which steps 1 to 4 of Lemma C.3's proof add up: ``4 / N``, ``16 / N``, ``8 / N + 2 c^2``.
 
     The activated node's distance enters the mean over N nodes with 1 / N, doubled for its training (eq. 73) and for the
-    move of ``w_bar`` (eq. 74); eq. 72 has the factors 4 tau of older drifts and 2 of the error.
+    move of ``w_bar`` (eq. 74); eq. 72 has the factors 4 tau of older drifts and 2 of the error. As in the paper, only
+    compression moves ``w_bar``; training moves it too (eq. 102).
 
     Args:
       clients: N.

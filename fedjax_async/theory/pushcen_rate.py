@@ -16,9 +16,10 @@ What the paper does not say; all but the last two are shown by a test:
 - ``|w^(t+1/3) - w_bar|^2 <= N E_con`` before eq. 126 leaves out staleness and compression, which eq. 72 has.
 - The mask is left out ("it can only reduce the step length"). A masked gradient is no descent direction for the pruned
   weights. Derived again, the bound is for training without a mask.
-- Eq. 69 counts the change by a client's training between two events, but not that by its own aggregations. Eq. 81
-  claims a contraction at each event, which holds only over windows of B events. So Lemma C.3 is not proven. The bound
-  derived again needs neither equation if the distance of the mixed models is measured along a run.
+- Eq. 69 counts the change by a client's training between two events, but not that by its own aggregations. After eq. 74
+  the move of ``w_bar`` is that by compression, without that by training (eq. 102). Eq. 81 claims a contraction at each
+  event, which holds only over windows of B events. So Lemma C.3 is not proven. The bound derived again needs none of
+  these if the distance of the mixed models is measured along a run.
 
 Source: PushCen-ADFL (2026), appendix C.
 """
