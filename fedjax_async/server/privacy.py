@@ -123,6 +123,8 @@ def secure(*, size: int = 10) -> Privacy:
     estimates of ``feedback=ef21``), if it gives stale uploads the weight 0 (``overstale_after``, ``late=drop``; the
     setting ``max_staleness`` drops them before they count), or if a server step may have fewer uploads. Uploads that
     are not finite are rejected, which no plan foresees: a run warns of sums that had fewer for this reason.
+    The protocol itself is not simulated: bytes and seconds are those of uploads without keys and masks, and a masked
+    upload would not be shorter for having few entries or levels.
     """
     check.whole("size", size, low=2)
     return Privacy(least=size)
