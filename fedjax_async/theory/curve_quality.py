@@ -9,12 +9,13 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from fedjax_async.base import check
+from fedjax_async.config.prepared import Experiment
 from fedjax_async.geometry import bezier, family, line
 from fedjax_async.geometry.families import CurvePath
 from fedjax_async.geometry.vectors import leaves, length
 from fedjax_async.local import Curve
 from fedjax_async.local.batches import mean_loss
-from fedjax_async.types import Array, Arrival, DataParts, Model, Params, State
+from fedjax_async.types import Array, Arrival, DataParts, Params, State
 
 Estimate = Callable[[State, State, Arrival, DataParts], dict[str, Array]]
 
@@ -50,7 +51,7 @@ def divergence(points: Sequence[Params], s: ArrayLike, *, path: CurvePath = bezi
 
 
 def curve_probe(
-    model: Model,
+    experiment: Experiment,
     *,
     position: float = 0.5,
     grid: int = 9,
@@ -60,21 +61,24 @@ def curve_probe(
 ) -> Estimate:
     """A probe of the curves that clients upload (method ``asynccurve``); give it in ``probes`` of ``simulate``.
 
-    ``simulate(method="asynccurve", test_fraction=0.2, probes={"curve": curve_probe(model)})``; each client
-    needs examples of ``part``: ``test_fraction`` holds back a test part, ``validation_fraction`` a validation part.
+    ``simulate(settings, probes={"curve": curve_probe(config.prepare(settings))})``, with ``settings =
+    Settings(method="asynccurve", test_fraction=0.2)``. Each client needs examples of ``part``: ``test_fraction`` holds
+    back a test part, ``validation_fraction`` a validation part.
 
     Columns: ``quality`` and ``divergence`` are Q and D at ``position``, ``quality_grid`` is the mean of Q at ``grid``
     positions evenly spaced strictly between the ends, ``divergence_grid`` the largest D at these. The largest
     ``staleness`` of the run is a valid S (Assumption 4).
 
     Args:
-      model: of the run, without running statistics.
+      experiment: ``config.prepare`` of the settings of the run. Its model must have no running statistics.
       position: on the curve, in (0, 1].
       grid: number of positions, at least 1.
       part: of the client's own data: ``test``, ``validation`` or ``train``; NaN at arrivals of a client that has none.
         A run in which no client has one is refused.
       curve, bends: as in the method, ``quadratic``, ``cubic`` or ``chain``.
     """
+    check.kind("experiment", experiment, Experiment, "that of config.prepare(settings)")
+    model = experiment.components.model  # it decodes the raw rows that a probe gets
     check.require(model.train is None, "model", "with running statistics", "without running statistics")
     check.positive("position", position)
     check.in_range("position", position, 0.0, 1.0)

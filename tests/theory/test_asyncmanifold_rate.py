@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from fedjax_async import Settings, simulate, theory
 from fedjax_async.base.notices import NeverSwitched
-from fedjax_async.config.problem import data_of, model_of
+from fedjax_async.config import prepare
 from fedjax_async.geometry import line
+from fedjax_async.local import Curve
 from fedjax_async.models import MODELS
 from fedjax_async.theory import (
     ManifoldConstants,
@@ -23,6 +24,7 @@ from fedjax_async.theory import (
     quality,
     quality_term,
 )
+from fedjax_async.types import Arrival, ClientData, DataParts
 from tests.refusals import refusals
 
 SOME = ManifoldConstants(
@@ -261,15 +263,38 @@ def test_quality_and_divergence_are_those_of_numpy():
         np.testing.assert_allclose(theory.divergence((A, control, E), S), of_length, rtol=rtol)
 
 
+CURVE = Settings(
+    method="asynccurve", model="logistic", clients=3, updates=4, steps=2, eval_examples=20, partition="iid"
+)
+
+
+def test_a_probe_measures_quality_on_decoded_rows():
+    experiment = prepare(CURVE)
+    who, start = experiment.components.data, experiment.params
+    change = jax.tree.map(lambda leaf: jnp.cos(jnp.arange(leaf.size, dtype=leaf.dtype)).reshape(leaf.shape), start)
+    offset = jax.tree.map(lambda leaf: 0.5 * leaf[::-1], change)
+    rows = who.order[who.offset[1] : who.offset[1] + 20]
+    part = ClientData(*map(jnp.asarray, (who.x, who.y, who.order, who.offset[1], np.int32(20))))
+    arrival = Arrival(Curve(change, offset), start, jnp.int32(2), *[jnp.int32(0)] * 4, jnp.bool_(True))
+    probe = theory.curve_probe(experiment, part="train", grid=1)
+    found = jax.jit(lambda: probe((), (), arrival, DataParts(part, part, part)))()
+
+    def of_inputs(params):
+        model = MODELS["logistic"]()
+        return jnp.mean(model.loss(model.apply(params, who.decode(jnp.asarray(who.x[rows]))), who.y[rows]))
+
+    end = jax.tree.map(jnp.add, start, change)
+    points = (start, jax.tree.map(jnp.add, line(start, end, 0.5), offset), end)
+    np.testing.assert_allclose(found["quality"], quality(of_inputs, points, [0.5])[0], rtol=1e-5)
+    assert who.x.dtype == np.uint8 and found["staleness"] == 2
+
+
 @pytest.mark.slow
 def test_a_run_of_asynccurve_has_the_columns():
-    settings = Settings(
-        method="asynccurve", model="logistic", clients=3, updates=4, steps=2, eval_examples=20, partition="iid"
-    )
-    data = data_of(settings)
-    probe = theory.curve_probe(model_of(settings, data), part="train", grid=2)
+    experiment = prepare(CURVE)
+    probe = theory.curve_probe(experiment, part="train", grid=2)
     with pytest.warns(NeverSwitched):  # OrthoDyn, in four updates
-        run = simulate(settings, probes={"curve": probe})
+        run = simulate(CURVE, probes={"curve": probe})
     assert run.counters["phase_changes"] == 0 and not run.updates["correction_phase"].any()
     table = run.probes["curve"]
     assert np.isfinite(table["quality"]).all() and (table["quality"] > 0).all()
@@ -278,12 +303,13 @@ def test_a_run_of_asynccurve_has_the_columns():
     for part in ("test", "validation"):
         allowed = rf"must be left out, given with {part}_fraction > 0, or made for .*: no client has a {part} part"
         with pytest.raises(ValueError, match=rf"probes\['curve'\] = 'of {part} parts': {allowed}"):
-            simulate(settings, probes={"curve": theory.curve_probe(model_of(settings, data), part=part)})
+            simulate(CURVE, probes={"curve": theory.curve_probe(experiment, part=part)})
 
 
 test_bad_options_are_named = refusals(
     ({"position": 0.0}, "position = 0.0"),
     ({"grid": 0}, "grid = 0"),
     ({"part": "exam"}, "part = 'exam'"),
-    by=lambda options: theory.curve_probe(MODELS["logistic"](), **options),
+    ({"experiment": MODELS["logistic"]()}, r"^experiment = .*: must be that of config.prepare\(settings\)"),
+    by=lambda options: theory.curve_probe(**{"experiment": prepare(CURVE)} | options),
 )
