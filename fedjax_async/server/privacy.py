@@ -178,7 +178,7 @@ def differentially_private(
     """``rule`` on clipped uploads with Gaussian noise, drawn from the key of the arrival; see :func:`dp`.
 
     Rejected uploads stay zeros. The run records ``clip`` (C) and ``clipped`` (1 if the upload was shortened); its
-    ``upload_norm`` is the norm before clipping.
+    ``upload_norm`` is the norm before clipping, without running statistics.
 
     Args:
       deviation: standard deviation of each upload's noise, as a multiple of the clip.
