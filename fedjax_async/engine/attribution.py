@@ -1,10 +1,10 @@
 """A probe of how each arrival changes the losses of some examples, and how a server step is divided among arrivals.
 
 If every arrival moves the server's model, from ``x`` to ``x'``, the arrival caused ``F(x') - F(x)``, to first order
-``<grad F(x), x' - x>``. If several arrivals share a server step, each is compared with an arrival of a client that
-returns the server's own model: ``p_k`` is the difference that the k-th upload makes to the model if the step closes
-right after it. In a mean, every later arrival of the step increases the divisor: ``keep_k`` is the factor by which the
-k-th arrival scales the sum of the parts before it. For every mean and sum of uploads the step is then
+``<grad F(x), x' - x>``. If several arrivals share a server step, each is compared with an arrival of an honest client
+that returns the server's own model: ``p_k`` is the difference that the k-th upload makes to the model if the step
+closes right after it. In a mean, every later arrival of the step increases the divisor: ``keep_k`` is the factor by
+which the k-th arrival scales the sum of the parts before it. For every mean and sum of uploads the step is then
 ``x' - x = sum_k p_k prod_{j > k} keep_j``. The rest of the change (curvature of F, momentum, medians) is divided
 evenly among the accepted arrivals of the step.
 """
@@ -45,7 +45,7 @@ def make_attribution(
     The columns of the probe: for each class g the sum of its examples' losses divided by M, at the server's model
     before the arrival (``before g``), at the model if the step closes with the arrival (``after g``), and its
     derivative along ``p_k`` (``first g``); ``keep``, see above; ``accuracy before`` and ``accuracy after``; ``counts``,
-    whether the upload was accepted.
+    whether the rule accepted the upload.
     """
     rule = bound(components.rule, components.hyper)
     shared = is_shared(rule, facts)
@@ -61,18 +61,22 @@ def make_attribution(
         del parts
         now = rule.params(state)
 
-        def model_after(arrival: Arrival) -> Params:
-            found, row, _ = rule.receive(state, memory, arrival)
-            return rule.params(closed(rule, found, row)[0])
+        def model_after(arrival: Arrival) -> tuple[Params, Array]:
+            """The model if the step closes with the arrival, and whether the rule accepts it."""
+            found, row, info = rule.receive(state, memory, arrival)
+            return rule.params(closed(rule, found, row)[0]), info.weight > 0
 
-        after, keep = model_after(arrival), jnp.ones((), jnp.result_type(float))
+        (after, counts), keep = model_after(arrival), jnp.ones((), jnp.result_type(float))
         without = now
         if shared:
             nothing = jax.tree.map(jnp.zeros_like, arrival.upload)
-            without = model_after(arrival._replace(upload=nothing, start=now))
+            # not malicious: what colluding attackers forge does not depend on their own upload
+            neutral = arrival._replace(upload=nothing, start=now, malicious=jnp.bool_(False))
+            without, _ = model_after(neutral)
             so_far = jax.tree.map(jnp.subtract, rule.params(closed(rule, state, memory)[0]), now)
-            keep = _share_kept(so_far, jax.tree.map(jnp.subtract, without, now))
-        part, counts = jax.tree.map(jnp.subtract, after, without), arrival.weight > 0
+            left = _share_kept(so_far, jax.tree.map(jnp.subtract, without, now))
+            keep = jnp.where(counts, left, keep)  # a rejected upload is not among the divisor of a mean
+        part = jax.tree.map(jnp.subtract, after, without)
         if shared:  # rounding must not give a rejected upload a part in its step
             part = tree.where(counts, part, jax.tree.map(jnp.zeros_like, part))
         losses, slopes, hits, new_losses, new_hits = measure(now, after, part, x, y)

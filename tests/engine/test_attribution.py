@@ -9,7 +9,7 @@ import pytest
 
 from fedjax_async.engine import Components
 from fedjax_async.engine.attribution import divided, make_attribution
-from fedjax_async.server import SERVERS, closed
+from fedjax_async.server import ATTACKS, SERVERS, attacked, closed
 from fedjax_async.types import Arrival, Facts
 from tests.engine import problem
 
@@ -28,8 +28,11 @@ def losses(params, direction=None, by=0.0):
     return np.log(np.exp(out).sum(axis=1)) - out[np.arange(len(who.y)), who.y]
 
 
-def driven(rule, rejected=(), closing=(2, 5), scale=1.0):
-    """``(table, models, uploads)``: the probe's columns over six arrivals, and the models after each server step."""
+def driven(rule, rejected=(), closing=(2, 5), scale=1.0, malicious=(), instead=None):
+    """``(table, models, uploads)``: the probe's columns over six arrivals, and the models after each server step.
+
+    ``instead(uploads)``: the uploads that take the place of the drawn ones.
+    """
     who, start = problem.data(), problem.MODEL.init(jax.random.key(1))
     facts = Facts(len(who.size), every_closes=len(closing) == 6)
     parts = Components(rule, problem.client(), problem.MODEL, who)
@@ -38,6 +41,7 @@ def driven(rule, rejected=(), closing=(2, 5), scale=1.0):
     models, rows = [rule.params(state)], []
     keys = jax.random.split(jax.random.key(5), 6)
     uploads = [jax.tree.map(lambda leaf, k=k: jax.random.normal(k, leaf.shape), start) for k in keys]
+    uploads = uploads if instead is None else instead(uploads)
 
     @jax.jit
     def turn(state, arrival):
@@ -49,7 +53,8 @@ def driven(rule, rejected=(), closing=(2, 5), scale=1.0):
         kept = float(k not in rejected)
         sent = jax.tree.map(lambda leaf, kept=kept: scale * kept * leaf, upload)
         values = jnp.asarray(kept * SIZE[k]), jnp.int32(k), jnp.asarray(float(k)), jnp.bool_(k in closing)
-        found, state, after = turn(state, Arrival(sent, models[-1], jnp.int32(STALENESS[k]), *values))
+        arrival = Arrival(sent, models[-1], jnp.int32(STALENESS[k]), *values, malicious=jnp.bool_(k in malicious))
+        found, state, after = turn(state, arrival)
         rows.append(found)
         if k in closing:
             state = after
@@ -80,6 +85,26 @@ def test_arrivals_that_share_a_step_divide_it_as_the_rule_weighs_them(name):
         rest = (exact - linear)[(number == STEP) & (KEPT > 0)]
         np.testing.assert_allclose(rest, np.broadcast_to(rest[0], rest.shape), atol=1e-12)
     assert (exact[4] == 0).all() and (linear[4] == 0).all()
+
+
+@pytest.mark.parametrize("case", ["rejected", "colluding"])
+def test_forged_uploads_have_the_part_of_what_was_sent(case):
+    """A forged upload that the server rejects has none; that of a colluding attacker is not its own upload's."""
+    rule = SERVERS["fedbuff"](server_lr=1.0)
+    if case == "rejected":
+        forging = attacked(rule, ATTACKS["scaled"](factor=1e3), norm_limit=100.0)
+        tables = driven(forging, malicious={4})[0], driven(rule, rejected={4})[0]
+    else:
+        shapes = jax.eval_shape(problem.MODEL.init, jax.random.key(1))
+        forging = attacked(rule, ATTACKS["inner_product"](epsilon=0.5), shapes)
+
+        def forged(u):
+            return [*u[:4], jax.tree.map(lambda *honest: -sum(honest) / 8, *u[:4]), u[5]]
+
+        tables = driven(forging, malicious={4})[0], driven(rule, instead=forged)[0]
+    found, want = (divided(table, STEP, CLOSES, shared=True) for table in tables)
+    np.testing.assert_allclose(found, want, atol=1e-12)
+    assert np.any(want, axis=-1).tolist() == [[True] * 4 + [case == "colluding", True]] * 2
 
 
 def test_what_never_closes_moved_nothing():
