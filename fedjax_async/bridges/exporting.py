@@ -43,8 +43,8 @@ def export(
         (:func:`fedjax_async.models.to_torch`).
       modules: with ``torch``, the names of the layers in the module, if they differ, ``{"conv1": "features.0"}``.
       flattened: with ``torch``, ``{layer: channels}`` of dense layers behind a flattened feature map. By default they
-        are found from the run's settings, which needs its data set; give them for a model of your own that is not
-        registered. The params of a PyTorch module have its layouts already.
+        are found from the run's settings, which needs its data set; give them for a model of nnx, and for one of your
+        own that is not registered. The params of a PyTorch module have its layouts already.
       best: the best model, of a run with ``keep_best``.
       node: of a run without a server, the model of this node; the mean of all nodes' models by default.
       overwrite: replace an existing file.

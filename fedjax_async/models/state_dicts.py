@@ -66,7 +66,8 @@ def flattened(model: Model, input_shape: tuple[int, ...]) -> dict[str, int]:
     not count; they need no permutation. Behind an embedding or a dense layer PyTorch has [B, T, C] as well.
 
     Raises: ``ValueError`` naming a layer that has a kernel with more than two axes and is not a convolution, such as
-    attention or a transposed convolution, and a dense layer that reads a flattened map and such means side by side.
+    attention or a transposed convolution, and a dense layer that reads a flattened map and such means side by side;
+    and for a model of other layers than flax.linen's that may flatten a map.
 
     >>> from fedjax_async import models
     >>> flattened(models.make("lenet5"), (28, 28, 1))
@@ -119,7 +120,18 @@ def flattened(model: Model, input_shape: tuple[int, ...]) -> dict[str, int]:
                 del found[layer]
 
     with_inputs(traced)
+    if not calls:
+        _require_no_map(shapes, input_shape)
     return found
+
+
+def _require_no_map(params: Params, input_shape: tuple[int, ...]) -> None:
+    """``ValueError`` for a model of other layers than flax.linen's, as of nnx, that may flatten a map or an image."""
+    axes = {np.ndim(leaf) for name, leaf in arrays_of(params).items() if name.rpartition("/")[2] == "kernel"}
+    colours = len(input_shape) > 1 and input_shape[-1] > 1
+    allowed = "{layer: channels of the map before it}, since the layers are not of flax.linen ({} if none reads a map"
+    allowed += "; initial takes what models.from_torch(state, params, flattened=...) makes of a file)"
+    check.require(2 not in axes or not (colours or max(axes) > 2), "flattened", None, allowed)
 
 
 class Map(NamedTuple):

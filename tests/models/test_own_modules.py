@@ -115,6 +115,21 @@ def test_in_evaluation_the_running_statistics_are_used_and_stay(kind):
     assert np.abs(model.apply(changed, x) - whole).max() > 1e-3
 
 
+class Picture(nnx.Module):
+    def __init__(self, rngs):
+        self.conv, self.output = nnx.Conv(1, 4, (3, 3), rngs=rngs), nnx.Linear(64, 3, rngs=rngs)
+
+    def __call__(self, x):
+        return self.output(self.conv(x).reshape(len(x), -1))
+
+
+def test_maps_that_nnx_modules_flatten_must_be_given():
+    """None was found, so that weights went to PyTorch and came from it in another order."""
+    with pytest.raises(ValueError, match=r"^flattened = None: must be \{layer: channels of the map before it\}, since"):
+        flattened(from_nnx(Picture), (4, 4, 1))
+    assert flattened(MODELS["nnx"], (FEATURES,)) == {}
+
+
 class Both(nn.Module):
     """Takes both of the arguments that say whether to train."""
 
