@@ -330,6 +330,8 @@ test_files_that_do_not_fit = refusals(
     (CSV + ",x=a,y=y,split=s", "a,y,s\n1,0,dev\n", "s[0] = 'dev': must be train or test"),
     (CSV + ",x=a,y=y", "a;y\n1;3\n2;2,5\n", "y[1] = '2,5': must be written with a decimal point"),
     (CSV + ",x=a,y=y", "a,y\n1.5,3\n?,2\n3e-1,1\n", "a[1] = '?': must be a number, as most of the column"),
+    (CSV + ",x=a,y=y", "a,y\n1,0\n2,?\n3,1\n", "y[1] = '?': must be a number"),
+    (CSV + ",x=a,y=y", "a,y\n1,0.5\n2,x\n3,1\n", "y[1] = 'x': must be a number"),
     (CSV + ",x=a,y=why", "a,y\n1,0\n", "column = 'why': must be one of the file's (known: a, y)"),
     (CSV + ",x=a,y=y,separator=x", "a,y\n1,0\n", "separator = 'x': must be one of"),
     (PARQUET + ",x=size,y=kind", COLUMNS, "column = 'size': must be one of a, b, kind"),

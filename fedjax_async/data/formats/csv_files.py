@@ -85,8 +85,8 @@ def _read(file: Path, separator: str | None, columns: ReadColumns) -> Any:
             table = table.set_column(names.index(name), name, trimmed)
     for name in (one for one in dict.fromkeys([*columns.inputs, columns.y]) if one in names):
         _check_decimals(f"'{file}': {name}", table.column(name))
-    for name in (one for one in columns.inputs if one in names):
-        _check_numbers(f"'{file}': {name}", table.column(name))
+    for name in (one for one in dict.fromkeys([*columns.inputs, columns.y]) if one in names):
+        _check_numbers(f"'{file}': {name}", table.column(name), labels=name == columns.y)
     return table
 
 
@@ -99,13 +99,18 @@ def _check_decimals(where: str, column: Any) -> None:
     require(first is None or not all(found), f"{where}[{first}]", texts[first or 0] if texts else None, allowed)
 
 
-def _check_numbers(where: str, column: Any) -> None:
-    """Raise ``ValueError`` for a few texts among numbers, such as ``?``: the whole column would be read as texts."""
-    texts = column.to_pylist() if arrow().types.is_string(column.type) else []
-    numbers = [_NUMBER.fullmatch(text or "") is not None for text in texts]
-    if not all(numbers) and 2 * sum(numbers) >= len(texts):
-        row = numbers.index(False)
-        require(False, f"{where}[{row}]", texts[row], "a number, as most of the column")
+def _check_numbers(where: str, column: Any, *, labels: bool) -> None:
+    """Raise ``ValueError`` for a few texts among numbers, such as ``?``: the whole column would be read as texts.
+
+    ``labels``: whole numbers and texts with letters or digits, 1 and 2b, are names of classes.
+    """
+    cells = column.to_pylist() if arrow().types.is_string(column.type) else []
+    texts = {row: text for row, text in enumerate(cells) if text is not None}
+    strays = [row for row, text in texts.items() if _NUMBER.fullmatch(text) is None]
+    if strays and 2 * len(strays) <= len(texts):
+        first = texts[strays[0]]
+        names = labels and any(map(str.isalnum, first)) and not any("." in text for text in texts.values())
+        require(names, f"{where}[{strays[0]}]", first, "a number, as most of the column")
 
 
 def _named(file: Path, names: list[str], columns: ReadColumns, split: str | None) -> ReadColumns:
