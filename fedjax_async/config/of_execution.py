@@ -66,7 +66,11 @@ class OfExecution:
         requires=known,
     )
     remat: bool = setting(
-        False, "recompute activations instead of keeping them: less memory, more work", "compared", without="own_client"
+        False,
+        "recompute activations instead of keeping them: less memory, more work; saves nothing in models of other "
+        "layers than flax.linen's",
+        "compared",
+        without="own_client",
     )
     checkpoint: int | None = setting(
         None,
