@@ -42,7 +42,8 @@ def csv(
     count, numbers have a decimal point. ``separator``: by default the one of ``, ; TAB |``
     that cuts the header into most names. ``length``, ``y=none``: as for ``parquet``.
 
-    Raises ``ValueError`` naming file, column and row, also for missing values. Needs pyarrow (extra ``formats``).
+    Raises ``ValueError`` naming file, column and row, also for missing values, and for a stray text such as ``?`` in a
+    column of numbers. Needs pyarrow (extra ``formats``).
     """
     require(test is None or split is None, "split", split, "left out with a file for test")
     if separator is not None:
