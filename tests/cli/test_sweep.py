@@ -69,6 +69,7 @@ def test_a_file_becomes_tables_and_pictures(capsys, monkeypatch, engine):
     assert load(OUT / "runs" / "mixing=0.8,lr=0.1,seed=1").settings["method"] == "fedasync:mixing=0.8"
     before = contents(OUT)
     monkeypatch.setattr(sweep_report, "pictures", lambda *given: {})  # other tests compare pictures
+    monkeypatch.setattr(sweep_report, "remove_pictures", lambda *given: None)
     assert "8 finished, 0 to train" in ok(capsys, *SWEEP) and contents(OUT) == before
     FILE.write_text(SMALL.replace("0.8", "0.9"))
     for more in ((), ("--dry-run",), ("--collect",)):

@@ -113,7 +113,7 @@ def test_rare_clients_move_statistics_no_further_than_to_their_own():
     start = params_of(0.0 * real, real)
     late = Arrival(params_of(real, -0.8 * real), start, whole, real, whole, real, jnp.bool_(True))
     state = Participation(jnp.array([3, 0], jnp.int32), jnp.int32(3))
-    for transform in (scale_by_dominance(4.0), scale_by_staleness(lambda tau: 2.0 * tau)):
+    for transform in (scale_by_dominance(4.0), scale_by_staleness(lambda tau: 2.0 * tau.astype(float))):
         moved, _, weight = transform.update(late.upload, state, start, late)
         assert weight == 2 and np.all(moved["params"]["w"] == 2)
         np.testing.assert_allclose(moved["batch_stats"]["var"], -0.8, rtol=1e-6)
