@@ -12,6 +12,7 @@ import json
 import warnings
 from collections.abc import Mapping
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from fedjax_async.base.notices import RunWarning
 from fedjax_async.clock import AVAILABILITY, DELAYS, FAULTS, NETWORKS, POLICIES, TIMINGS
 from fedjax_async.clock.energy import ENERGY
 from fedjax_async.compress import COMPRESSORS
-from fedjax_async.config import prepare
+from fedjax_async.config import budget, prepare
 from fedjax_async.data.augment import AUGMENTATIONS
 from fedjax_async.local import DECAYS, FEEDBACKS, OPTIMIZERS, going_on_training
 from fedjax_async.models.metrics import METRICS
@@ -269,7 +270,7 @@ def refusal(world: World) -> str | None:
     engine = engine_of(world)
     engine.pop("devices", None)  # which there are in another process
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), patch.object(budget, "MOST", 0):  # a refusal may plan for minutes to say more
             warnings.simplefilter("ignore", RunWarning)
             prepare(Settings(**settings_of(world), **engine))
             Settings(**settings_of(world), engine="reference")
