@@ -13,7 +13,7 @@ from fedjax_async.base import check, tree
 from fedjax_async.models.norm import STATISTICS
 from fedjax_async.models.weights import arrays_of, nested
 from fedjax_async.models.wrap import computed_with
-from fedjax_async.types import Array, Key, Model, Params, Path
+from fedjax_async.types import AnyArray, Array, Key, Model, Params, Path
 
 
 def lora(
@@ -56,11 +56,7 @@ def lora(
     keeps = model.train is not None
     proper = base["params"] if keeps else base
     known = arrays_of(proper)
-    full = _matching("trained", trained, list(known))
-    adapted = [name for name in _matching("weights", weights, list(known)) if name not in full]
-    flat = [name for name in adapted if known[name].ndim < 2]
-    check.require(not flat, "weights", flat, "of weights with two axes or more; give others in trained")
-    check.require(bool(adapted or full), "weights", weights, "patterns that match a weight, or trained must")
+    adapted, full = _chosen(weights, trained, known)
     constant = jax.tree.map(jnp.asarray, proper)
 
     def start(key: Key) -> Params:
@@ -74,14 +70,12 @@ def lora(
     shapes = jax.eval_shape(start, jax.eval_shape(jax.random.key, 0))
 
     def merged(given: Params) -> Params:
-        factors_a, factors_b, whole = (arrays_of(given[part]) for part in ("a", "b", "full"))
+        factors_a, factors_b, in_full = (arrays_of(given[part]) for part in ("a", "b", "full"))
 
         def leaf(name: str, value: Array) -> Array:
-            if name in whole:
-                changed: Array = whole[name]
-                return changed
             if name not in factors_a:
-                return value
+                given_in_full: Array = in_full.get(name, value)
+                return given_in_full
             a, b = factors_a[name], factors_b[name]
             return value + (alpha / rank) * (a @ b).reshape(value.shape)
 
@@ -89,17 +83,28 @@ def lora(
         leaves = [leaf(name, value) for name, value in arrays_of(rest).items()]
         return jax.tree.unflatten(jax.tree.structure(constant), leaves)
 
+    def whole(params: Params) -> Params:
+        return {"params": merged(params["params"]), STATISTICS: params[STATISTICS]} if keeps else merged(params)
+
     def apply(params: Params, x: Array, key: Key | None = None) -> Array:
-        whole = {"params": merged(params["params"]), STATISTICS: params[STATISTICS]} if keeps else merged(params)
-        outputs: Array = model.apply(whole, x, key)
+        outputs: Array = model.apply(whole(params), x, key)
         return outputs
 
     def train(params: Params, x: Array, key: Key, mask: Array) -> tuple[Array, Params]:
-        whole = {"params": merged(params["params"]), STATISTICS: params[STATISTICS]}
-        outputs, changed = model.train(whole, x, key, mask)  # type: ignore[misc]
+        outputs, changed = model.train(whole(params), x, key, mask)  # type: ignore[misc]
         return outputs, {**params, STATISTICS: changed[STATISTICS]}
 
     return Model(init, apply, model.loss, train if keeps else None, _private(model, init))
+
+
+def _chosen(weights: str, trained: str, known: Mapping[str, AnyArray]) -> tuple[list[str], list[str]]:
+    """The paths of the adapted weights and of those trained in full; ``ValueError`` for a vector or for none."""
+    full = list(_matching("trained", trained, list(known)))
+    adapted = [name for name in _matching("weights", weights, list(known)) if name not in full]
+    flat = [name for name in adapted if known[name].ndim < 2]
+    check.require(not flat, "weights", flat, "of weights with two axes or more; give others in trained")
+    check.require(bool(adapted or full), "weights", weights, "patterns that match a weight, or trained must")
+    return adapted, full
 
 
 def _private(model: Model, init: Callable[[Key], Params]) -> Callable[[Path], bool] | None:
