@@ -28,9 +28,16 @@ from fedjax_async.config import plugins
 from fedjax_async.results import files
 
 DEFINITION = "definition.json"
-# By the system's name of the processor: its programs use the instructions that all such processors of ten years have,
-# and neither approximations nor kernels of matrix products that differ between them.
-ALIKE = dict.fromkeys(("x86_64", "AMD64"), "--xla_cpu_max_isa=AVX2 --xla_cpu_enable_platform_dependent_math=false")
+# By the system's name of the processor: its programs use the instructions that all such processors of ten years have, and
+# neither approximations nor kernels of matrix products that differ between them. oneDNN, which sums XLA's larger matrix
+# products, looks at the processor by itself.
+ALIKE = dict.fromkeys(
+    ("x86_64", "AMD64"),
+    {
+        "XLA_FLAGS": "--xla_cpu_max_isa=AVX2 --xla_cpu_enable_platform_dependent_math=false",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+    },
+)
 
 
 class Asked(NamedTuple):
@@ -152,7 +159,9 @@ def _begin() -> None:
 
     So neither the number of workers nor the width of a processor's vectors changes the order of sums.
     """
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {ALIKE.get(platform.machine(), '')}".strip()
+    alike = ALIKE.get(platform.machine(), {})
+    flags = f"{os.environ.get('XLA_FLAGS', '')} {alike.get('XLA_FLAGS', '')}".strip()
+    os.environ |= alike | {"XLA_FLAGS": flags}
     if hasattr(os, "sched_setaffinity"):
         index = multiprocessing.current_process()._identity[0] - 1
         cores = sorted(os.sched_getaffinity(0))

@@ -3,9 +3,10 @@
     python experiments/methods/claims.py --scale laptop     # ten to twenty minutes of processor time
 
 Each world has what its papers are about: a client that is very slow, speeds that differ, labels that differ with
-speeds, clients that are absent, nodes on a ring, graphs that change, slow links. A method's rate is the best of a small
-grid by validation accuracy, the mean over the seeds; test examples choose nothing. All methods of a world have the same
-virtual time. ``paper`` has a larger model and more seeds; it is not from a paper.
+speeds, a half that is slow and has labels of its own, clients that are absent, nodes on a ring, graphs that change,
+slow links. A method's rate is the best of a small grid by validation accuracy, the mean over the seeds; test examples
+choose nothing. All methods of a world have the same virtual time. ``paper`` has a larger model and more seeds; it is
+not from a paper.
 
 Every finished run is kept under ``OUT/runs/WORLD``, and a second start of the same command continues from there.
 """
@@ -13,6 +14,7 @@ Every finished run is kept under ``OUT/runs/WORLD``, and a second start of the s
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +85,30 @@ WORLDS: dict[str, tuple[dict[str, Any], Methods]] = {
             "QuAFL, s = 5": ("quafl:size=5@polling:size=5,length={}", (5, 10, 20)),
         },
     ),
+    "unequal labels and speeds, long jobs": (
+        _UNEQUAL
+        | {
+            **{"delay": "lognormal:mean=60,heterogeneity=1.5", "steps": 20},
+            **{"time": 1800.0, "eval_time": 60.0},
+        },
+        {
+            "FedBuff, K = 10": ("fedbuff:server_lr={}@buffer:size=10", (2, 1, 0.3)),
+            "Port, K = 10, S = 3": ("port:server_lr={},bound=3@hurry:size=10,bound=3", (2, 1, 0.3)),
+            "Port, K = 10, S = 10": ("port:server_lr={},bound=10@hurry:size=10,bound=10", (2, 1, 0.3)),
+        },
+    ),
+    "slow half with other labels": (
+        {"partition": "halves", "delay": "half_slow", "time": 12000.0, "eval_time": 240.0},
+        {
+            "FedAsync": ("fedasync:mixing={}", (0.6, 0.3, 0.1)),
+            "FedBuff, K = 5": ("fedbuff:server_lr={}@buffer:size=5", (1, *RATES)),
+            "ASGD": ("asgd:server_lr={}", RATES),
+            "AREA": ("area@buffer:size={}", (1, 3, 10)),
+            "ACE": ("ace:server_lr={}", (1, *RATES)),
+            "CA2FL, K = 5": ("ca2fl:server_lr={}@buffer:size=5", (1, *RATES)),
+            "FedStaleWeight, K = 5": ("fedstaleweight:server_lr={}@buffer:size=5", (1, *RATES)),
+        },
+    ),
     "absent clients": (
         _UNEQUAL
         | {
@@ -136,7 +162,16 @@ WORLDS: dict[str, tuple[dict[str, Any], Methods]] = {
             "SGP, no rounds": ("sgp@push_sum lr={}", (0.1, 0.05, 0.025)),
         },
     ),
-}
+    "mean of nodes with slow links": (
+        {
+            **{"delay": "lognormal:mean=60", "network": "link:latency=40", "global_tests": "all", "steps": 1},
+            **{"batch_size": 256, "time": 12000.0, "eval_time": 240.0},
+        },
+        {f"{name}, rate {lr}": (f"{method} lr={lr}", ("",))
+         for lr in (0.1, 0.2) for name, method in (("SGP", "sgp"), ("overlap SGP", "osgp"))},
+    ),
+}  # fmt: skip
+MEAN = "mean of nodes with slow links"  # its accuracy is that of the mean of the nodes' models
 SMOKE = {"model": "logistic", "time": 240.0, "eval_time": 120.0, "eval_examples": 100}
 SETTINGS = {"smoke": _COMMON | SMOKE, "laptop": _COMMON, "paper": _COMMON | {"model": "lenet5"}}
 SEEDS = {"smoke": 1, "laptop": 3, "paper": 5}
@@ -145,12 +180,22 @@ SEEDS = {"smoke": 1, "laptop": 3, "paper": 5}
 @register("delay", "one_slow")
 def one_slow(*, mean: float = 60.0, times: float = 50.0) -> DelayModel:
     """Lognormal jobs of ``mean`` seconds; those of client 0 take ``times`` as long."""
+    return _usual_but(mean, times, lambda clients, count: clients == 0)
 
+
+@register("delay", "half_slow")
+def half_slow(*, mean: float = 60.0, times: float = 10.0) -> DelayModel:
+    """Lognormal jobs of ``mean`` seconds; those of the second half of the clients take ``times`` as long."""
+    return _usual_but(mean, times, lambda clients, count: clients >= count // 2)
+
+
+def _usual_but(mean: float, times: float, slow: Callable[[np.ndarray, int], np.ndarray]) -> DelayModel:
     def model(num_clients: int, seed: int) -> Delays:
         usual = bind_delays(f"lognormal:mean={mean},sigma=0.3", num_clients, seed)
 
         def durations(clients: np.ndarray, numbers: np.ndarray, *sizes: Any, **named: Any) -> np.ndarray:
-            return usual.durations(clients, numbers, *sizes, **named) * np.where(np.asarray(clients) == 0, times, 1.0)
+            longer = np.where(slow(np.asarray(clients), num_clients), times, 1.0)
+            return usual.durations(clients, numbers, *sizes, **named) * longer
 
         return Delays(num_clients, durations)
 
@@ -180,7 +225,8 @@ def table(world: str, scale: str, given: Any) -> list[dict[str, Any]]:
     if scale == "smoke":
         points = {label: specs[-1:] for label, specs in list(points.items())[:2]}
     variants = [variant(spec) for specs in points.values() for spec in specs]
-    shown = "global_accuracy" if own.get("global_tests") == "all" else "accuracy"
+    nodes = "average_accuracy" if world == MEAN else "global_accuracy"
+    shown = nodes if own.get("global_tests") == "all" else "accuracy"
     found = run_variants(world.replace(" ", "_"), setting, variants, given)
     rows = []
     for label, specs in points.items():

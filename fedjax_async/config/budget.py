@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from fedjax_async.base.notices import ENDED_EARLY
 from fedjax_async.clock import Until
+from fedjax_async.clock.budget import EVERY
 from fedjax_async.config.settings import Settings, as_dict
 from fedjax_async.types import Run, Schedule
 
 MOST = 50_000  # uploads that are planned to find out what the first server step needs, at least
+JOBS = 4  # jobs that are planned for it, for each of these uploads: nearly all may be lost
 CAUSES = ("availability", "faults", "timeout", "max_staleness")  # settings that keep uploads from coming
 
-Planned = Callable[[Until], Schedule]
+
+class Planned(Protocol):
+    """Makes the schedule for a budget, and calls ``planning`` after every ``EVERY`` jobs at least."""
+
+    def __call__(self, until: Until, *, planning: Any = ...) -> Schedule: ...
+
+
+class _TooManyJobs(Exception):
+    """What is looked for did not come within the jobs that may be planned for it."""
 
 
 def refuse_budget(s: Settings, planned: Planned, schedule: Schedule | None, *, any_budget: bool) -> None:
@@ -24,7 +34,7 @@ def refuse_budget(s: Settings, planned: Planned, schedule: Schedule | None, *, a
     ``planned``: makes the schedule for a budget. ``any_budget``: whether it takes other budgets than the settings'.
     """
     looked = max(MOST, 100 * s.clients)
-    first = _first_step(planned, looked) if any_budget else None
+    first, seen = _first_step(planned, looked) if any_budget else (None, "")
     if schedule is None and first is None:
         return
     came, corrupt, early = 0, False, None
@@ -41,9 +51,7 @@ def refuse_budget(s: Settings, planned: Planned, schedule: Schedule | None, *, a
     budget, allowed = f"time = {s.time}", "enough to complete a server step"
     causes = [f"{name} = {as_dict(s)[name]!r}" for name in CAUSES if getattr(s, name) is not None]
     if first is None and any_budget and causes:
-        allowed += (
-            f", but {looked:,} uploads do not: the timing may wait for clients that are gone ({', '.join(causes)})"
-        )
+        allowed += f", but {seen} ({', '.join(causes)})"
     if first is not None:
         end = rounded_up(float(first.time[-1]))
         allowed = f"at least {end}, when the first server step is complete: before it the model never changes"
@@ -54,13 +62,26 @@ def refuse_budget(s: Settings, planned: Planned, schedule: Schedule | None, *, a
     raise ValueError(f"{budget}: must be {allowed}")
 
 
-def _first_step(planned: Planned, uploads: int) -> Schedule | None:
-    """The schedule up to the end of the first server step; ``None`` if so many uploads do not complete one."""
+def _first_step(planned: Planned, uploads: int) -> tuple[Schedule | None, str]:
+    """The schedule up to the end of the first server step; None if so many uploads, or ``JOBS`` times as many jobs, do
+    not complete one, which the text says.
+    """
+    most, looks = JOBS * uploads, 0
+    gone = f"{uploads:,} uploads do not: the timing may wait for clients that are gone"
+
+    def look(share: float) -> None:
+        nonlocal looks
+        looks += 1
+        if looks * EVERY > most:
+            raise _TooManyJobs
+
     try:
-        schedule = planned(Until(updates=uploads, steps=1))
+        schedule = planned(Until(updates=uploads, steps=1), planning=look)
+    except _TooManyJobs:
+        return None, f"{most:,} jobs do not: nearly all of their uploads may be lost"
     except ValueError:
-        return None
-    return schedule if schedule.closes.any() else None
+        return None, gone
+    return schedule if schedule.closes.any() else None, gone
 
 
 def ended_early(s: Settings, described: Mapping[str, object], schedule: Any, *, whole: bool = True) -> str | None:

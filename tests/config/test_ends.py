@@ -241,6 +241,12 @@ def test_what_completes_no_step_is_refused_with_the_cause(settings, says, monkey
     refused(says, **settings)
 
 
+def test_a_refusal_plans_no_more_than_four_jobs_for_each_upload_that_it_looks_at(monkeypatch):
+    monkeypatch.setattr("fedjax_async.config.budget.MOST", 2000)
+    says = r"8,000 jobs do not: nearly all .* lost \(faults = 'drop:probability=0.9995'\)$"
+    refused(says, method="fedbuff@buffer:size=6", faults="drop:probability=0.9995", updates=1, time=4e5)
+
+
 @pytest.mark.parametrize("policy", ["oort", "power_of_choice:d=2", "oort+event_triggered:norm=0.1"])
 @pytest.mark.parametrize("where", [{"method": "fedbuff@buffer:size=4"}, {"timing": "every"}, {"method": "asynfl"}])
 def test_a_policy_with_nobody_to_choose_says_how_to_lower_the_concurrency(policy, where):
