@@ -52,8 +52,11 @@ def label_counts(data: FederatedData) -> np.ndarray:
 
 
 def world_rows() -> list[dict[str, Any]]:
-    """A row for each world: its clients, virtual seconds and heterogeneity; labels are those of the logistic task."""
-    rows = []
+    """A row for each world: its clients, virtual seconds and heterogeneity; labels are those of the logistic task.
+
+    Ten digits, as the last ones of sums and exponentials depend on the processor.
+    """
+    rows: list[dict[str, Any]] = []
     for name, world in WORLDS.items():
         settings = Settings(**Block(name, "logistic", "small").settings())
         found = heterogeneity.measures(world.settings)
@@ -65,7 +68,8 @@ def world_rows() -> list[dict[str, Any]]:
             "labels (distance)": heterogeneity.label_distance(label_counts(data_of(resolved(settings)))),
             **{one: found.get(one) for one in MEASURES},
         })  # fmt: skip
-    return rows
+    return [{name: float(f"{cell:.10g}") if isinstance(cell, float) else cell for name, cell in row.items()}
+            for row in rows]  # fmt: skip
 
 
 MEASURES = ("DevMC-R", "DevMC-T", "StatMC-R", "StatMC-T", "InterMC-R", "InterMC-T")
