@@ -15,6 +15,7 @@ without matplotlib there are no pictures. ``--data FOLDER`` puts data sets toget
 from __future__ import annotations
 
 import argparse
+import hashlib
 import re
 import shlex
 import subprocess
@@ -103,7 +104,8 @@ def keep(row: Row, out: Path) -> int:
 def train(counted: Counted, minutes: float, out: Path) -> int:
     """Train the runs of a row that fit, in a process of their own; returns the number of kept runs."""
     row = counted.row
-    folder = out / f"{row.paper}-{Path(row.script).stem}-{row.scale}-{ROWS.index(row)}"
+    told = hashlib.sha256(row.command.encode()).hexdigest()[:8]  # a row keeps its folder if others are added
+    folder = out / f"{row.paper}-{Path(row.script).stem}-{row.scale}-{told}"
     last = max(minutes - cost(row), 0)  # when the last run may begin
     command = [sys.executable, str(HERE / row.paper / row.script), *options_of(row, folder, last)]
     print(f"{row.command}\n  {counted.missing} of {counted.runs} runs are missing", flush=True)

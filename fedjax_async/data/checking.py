@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 import jax
@@ -32,7 +32,7 @@ def check_data(data: FederatedData) -> FederatedData:
     It refuses anything but arrays, no clients, a client without examples, no test set, NaN and infinity in inputs or
     targets, labels outside 0 .. ``num_classes`` - 1, labels that are not integers, x and y (or training and test
     examples) that do not fit together, rows outside their array in ``order``, ``offset`` and ``size`` (training,
-    test and validation parts), and names that are not one text per client.
+    test and validation parts), validation rows that are trained on, and names that are not one text per client.
 
     The values of x and y are not read, and so not checked, if they are virtual or ``data.streamed`` is true. The same
     holds for the values of a virtual ``order`` other than ``Identity``. Their shapes, types and lengths are checked,
@@ -62,8 +62,32 @@ def check_data(data: FederatedData) -> FederatedData:
     tables |= _tables(data, "test_", "test_x", least=0) | _tables(data, "validation_", "x", least=0)
     if data.client_names is not None:
         check_names("data.client_names", data.client_names, len(data.size))
+    if not data.streamed:
+        _check_held_out(tables, len(data.x))
     changed = {name: table for name, table in tables.items() if table is not getattr(data, name)}
     return data._replace(**changed) if changed else data
+
+
+def _check_held_out(tables: Mapping[str, Any], rows: int) -> None:
+    """Raise ``ValueError`` for a validation row that a client trains on; virtual tables are not read."""
+    if "validation_order" not in tables or not is_array(tables["order"]) or not is_array(tables["validation_order"]):
+        return
+    trained_on, held_out = (_rows_of(*(tables[f"{part}{name}"] for name in ("order", "offset", "size")))
+                            for part in ("", "validation_"))  # fmt: skip
+    used = np.zeros(rows, np.bool_)
+    used[trained_on] = True
+    shared = held_out[used[held_out]]
+    if shared.size:
+        client = int(np.searchsorted(np.cumsum(tables["size"]), np.argmax(trained_on == shared[0]), side="right"))
+        why = f"a row that no client trains on; client {client} does"
+        require(False, "data.validation_order", int(shared[0]), why)
+
+
+def _rows_of(order: AnyArray, offset: np.ndarray, size: np.ndarray) -> np.ndarray:
+    """The rows of all clients, one client after the other."""
+    size = size.astype(np.int64)
+    first = np.repeat(offset - (np.cumsum(size) - size), size)
+    return np.asarray(order[first + np.arange(len(first))])
 
 
 def check_about(name: object, decode: object, num_classes: object) -> None:

@@ -18,7 +18,7 @@ from fedjax_async.types import FederatedData
 from tests.refusals import refusals
 from tests.told import refusal
 
-ROWS, TESTS, FEATURES, CLASSES = 24, 8, 3, 4
+ROWS, TESTS, FEATURES, CLASSES = 28, 8, 3, 4  # 24 rows are trained on
 SMALL = {"model": "logistic", "method": "fedasync", "updates": 6, "eval_updates": 3, "steps": 2, "batch_size": 2}
 
 
@@ -30,10 +30,10 @@ def made_up(**fields) -> FederatedData:
     y = (np.arange(ROWS) % CLASSES).astype(np.int32)
     four = np.arange(4, dtype=np.int32)
     data = FederatedData(
-        "made_up", x, y, rng.permutation(ROWS).astype(np.int32), np.cumsum(size, dtype=np.int32) - size, size,
+        "made_up", x, y, rng.permutation(24).astype(np.int32), np.cumsum(size, dtype=np.int32) - size, size,
         x[:TESTS], y[:TESTS], decode.as_is, CLASSES,
         test_order=np.arange(TESTS, dtype=np.int32), test_offset=2 * four, test_size=np.full(4, 2, np.int32),
-        validation_order=four, validation_offset=four, validation_size=np.ones(4, np.int32),
+        validation_order=24 + four, validation_offset=four, validation_size=np.ones(4, np.int32),
     )  # fmt: skip
     return data._replace(**fields)
 
@@ -75,21 +75,21 @@ test_a_defect_is_refused_by_name_before_the_run = refusals(
     (changed("test_y", 5, 4), r"data.test_y[5] = 4: must be a label"),
     (made_up(y=np.zeros(ROWS)), r"data.y = 'float64': must be integer labels, since num_classes = 4"),
     (made_up(test_y=np.zeros(TESTS)), r"data.test_y = 'float64': must be integer labels"),
-    (made_up(y=np.zeros((ROWS, 1), int)), r"data.y = 'shape [24, 1]': must be one label per row, shape [24]"),
+    (made_up(y=np.zeros((ROWS, 1), int)), r"data.y = 'shape [28, 1]': must be one label per row, shape [28]"),
     (made_up(num_classes=2.5), r"data.num_classes = 2.5: must be a whole number"),
     # values
     (changed("x", (5, 2), np.nan), r"data.x[5, 2] = nan: must be finite"),
     (changed("test_x", (0, 1), -np.inf), r"data.test_x[0, 1] = -inf: must be finite"),
-    (without_num_classes(y=np.r_[np.zeros(ROWS - 1), np.inf]), r"data.y[23] = inf: must be finite"),
+    (without_num_classes(y=np.r_[np.zeros(ROWS - 1), np.inf]), r"data.y[27] = inf: must be finite"),
     (without_num_classes(test_y=np.full((TESTS, 2), np.nan)), r"data.test_y[0, 0] = nan: must be finite"),
     (made_up(x=jnp.full((ROWS, FEATURES), jnp.nan)), r"data.x[0, 0] = nan: must be finite"),
     # lengths, shapes and types
-    (made_up(y=made_up().y[:-4]), r"data.y = '20 rows': must be one for each of the 24 rows of data.x"),
-    (made_up(test_y=made_up().y), r"data.test_y = '24 rows': must be one for each of the 8 rows of data.test_x"),
+    (made_up(y=made_up().y[:-4]), r"data.y = '24 rows': must be one for each of the 28 rows of data.x"),
+    (made_up(test_y=made_up().y), r"data.test_y = '28 rows': must be one for each of the 8 rows of data.test_x"),
     (made_up(test_x=np.zeros((TESTS, 2), np.float32)), r"data.test_x = 'rows of shape [2]': must be rows of shape [3]"),
     (made_up(test_x=np.zeros((TESTS, 3), np.uint8)), r"data.test_x = 'uint8': must be floats, as in data.x"),
     (without_num_classes(test_y=np.zeros((TESTS, 1))), r"data.test_y = 'rows of shape [1]': must be rows of shape [2]"),
-    (made_up(x=np.zeros((ROWS, 0))), r"data.x = 'shape [24, 0]': must be rows with at least one number"),
+    (made_up(x=np.zeros((ROWS, 0))), r"data.x = 'shape [28, 0]': must be rows with at least one number"),
     (made_up(x=np.float32(3)), r"data.x = 'numpy.float32': must be a NumPy or JAX array"),
     (made_up(x=np.array(3.0)), r"data.x = 'shape []': must be an array with an axis of rows"),
     (made_up(x=made_up().x.tolist()), r"data.x = 'list': must be a NumPy or JAX array, such as np.asarray makes"),
@@ -109,20 +109,24 @@ test_a_defect_is_refused_by_name_before_the_run = refusals(
     (changed("size", 3, 25), r"data.size[3] = 25: must be from 1 to 24"),
     (changed("size", 3, 11), r"data.offset[3] = 14: must be from 0 to 13, so that 11 rows lie within the 24 of data"),
     (changed("offset", 0, -1), r"data.offset[0] = -1: must be from 0 to 21"),
-    (changed("order", 4, ROWS), r"data.order[4] = 24: must be a row of data.x, from 0 to 23"),
+    (changed("order", 4, ROWS), r"data.order[4] = 28: must be a row of data.x, from 0 to 27"),
     (changed("order", 0, -1), r"data.order[0] = -1: must be a row of data.x"),
     (made_up(order=np.zeros(0, int)), r"data.order = 'no rows': must be at least one row"),
     (made_up(offset=np.zeros(3, int)), r"data.offset = '3 entries': must be 4 entries, one per client"),
     (made_up(size=[3, 5, 6, 10]), r"data.size = 'list': must be a NumPy or JAX array"),
     (made_up(size=np.ones(4)), r"data.size = 'float64[4]': must be integers with one axis"),
-    (made_up(order=np.zeros((ROWS, 1), int)), r"data.order = 'int64[24, 1]': must be integers with one axis"),
+    (made_up(order=np.zeros((24, 1), int)), r"data.order = 'int64[24, 1]': must be integers with one axis"),
     # test and validation parts
     (changed("test_order", 7, TESTS), r"data.test_order[7] = 8: must be a row of data.test_x, from 0 to 7"),
     (changed("test_size", 3, 3), r"data.test_offset[3] = 6: must be from 0 to 5"),
     (changed("test_size", 3, -1), r"data.test_size[3] = -1: must be from 0 to 8"),
     (made_up(test_offset=None), r"data.test_offset = 'NoneType': must be a NumPy or JAX array"),
-    (changed("validation_order", 2, ROWS), r"data.validation_order[2] = 24: must be a row of data.x, from 0 to 23"),
+    (changed("validation_order", 2, ROWS), r"data.validation_order[2] = 28: must be a row of data.x, from 0 to 27"),
     (made_up(validation_size=np.ones(3, int)), r"data.validation_size = '3 entries': must be 4 entries, one per cli"),
+    (
+        changed("validation_order", 2, 7),
+        r"data.validation_order = 7: must be a row that no client trains on; client 2 d",
+    ),
     (changed("validation_offset", 1, 4), r"data.validation_offset[1] = 4: must be from 0 to 3"),
     by=lambda data: prepare(Settings(**SMALL), data=data),
     begins=True,
@@ -240,13 +244,13 @@ test_arrays_that_do_not_fit_are_refused_by_name = refusals(
     ({"clients": [GOOD, X]}, "clients[1] = 'numpy.ndarray': must be a pair (x, y) of arrays"),
     ({"clients": [GOOD, (X.tolist(), Y)]}, "clients[1].x = 'list': must be a NumPy, JAX or torch array"),
     ({"clients": [GOOD, (X[:0], Y[:0])]}, "clients[1].x = 'no rows': must be at least one row"),
-    ({"clients": [GOOD, (X, Y[:3])]}, "clients[1].y = '3 rows': must be one for each of the 24 rows"),
+    ({"clients": [GOOD, (X, Y[:3])]}, "clients[1].y = '3 rows': must be one for each of the 28 rows"),
     ({"clients": [GOOD, (X[:, :2], Y)]}, "clients[1].x = 'rows of shape [2]': must be rows of shape [3], as in c"),
     ({"clients": [GOOD, (X.astype(np.uint8), Y)]}, "clients[1].x = 'uint8': must be floats, as in clients[0].x"),
     ({"clients": [GOOD, (X, Y - 1)]}, "clients[1].y[0] = -1: must be a label from 0 to 3"),
     ({"clients": [GOOD, (X, Y.astype(float))]}, "clients[1].y = 'float64': must be integer labels"),
     ({"clients": [(X, Y.astype(float)), GOOD]}, "clients[1].y = 'int32': must be floats, as in clients[0].y"),
-    ({"clients": [(X, Y[:, None])]}, "clients[0].y = 'shape [24, 1]': must be one label per row"),
+    ({"clients": [(X, Y[:, None])]}, "clients[0].y = 'shape [28, 1]': must be one label per row"),
     ({"clients": [(X, Y == 1)], "num_classes": 2}, "clients[0].y = 'bool': must be integer labels"),
     ({"clients": [(np.full_like(X, np.inf), Y)]}, "clients[0].x[0, 0] = inf: must be finite"),
     ({"num_classes": 3}, "clients[0].y[3] = 3: must be a label from 0 to 2"),
