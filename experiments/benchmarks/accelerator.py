@@ -20,6 +20,7 @@ import csv
 import hashlib
 import importlib.util
 import json
+import math
 import os
 import signal
 import subprocess
@@ -186,22 +187,23 @@ def _short(text: str) -> str:
 def run(chosen: Sequence[Measurement], results: Results, minutes: float, smoke: bool, together: int) -> int:
     """Measure until the time is over; returns the exit code."""
     end = time.monotonic() + 60 * minutes
+    preparing, longest = (math.inf, math.inf) if smoke else (PREPARING, LONGEST)  # there is no card to give back
     left, failed, waiting = [], [], list(chosen)
     while waiting and time.monotonic() < end:
         group, waiting = waiting[:together], waiting[together:]
         processes = [Process(one, smoke) for one in group]
-        by = min(end, time.monotonic() + PREPARING)
+        by = min(end, time.monotonic() + preparing)
         ready = {p.measurement.name: p.line(by) for p in processes}
         for process in processes:
             name, said = process.measurement.name, ready[process.measurement.name]
             if said != "ready":
-                late = f"not compiled after {PREPARING:g} s" if time.monotonic() < end else "the time was over"
+                late = f"not compiled after {preparing:g} s" if time.monotonic() < end else "the time was over"
                 failed.append(f"{name}: {late if said is None else process.why()}")
             elif time.monotonic() + process.measurement.seconds * (not smoke) > end:
                 left.append(name)
             else:
                 process.go()
-                found = process.line(min(end, time.monotonic() + LONGEST))
+                found = process.line(min(end, time.monotonic() + longest))
                 if found and found.startswith("["):
                     results.add(name, json.loads(found))
                 else:

@@ -85,7 +85,7 @@ WORLDS: dict[str, tuple[dict[str, Any], Methods]] = {
             "QuAFL, s = 5": ("quafl:size=5@polling:size=5,length={}", (5, 10, 20)),
         },
     ),
-    "unequal labels and speeds, long jobs": (
+    "long jobs at unequal speeds": (
         _UNEQUAL
         | {
             **{"delay": "lognormal:mean=60,heterogeneity=1.5", "steps": 20},
@@ -93,6 +93,7 @@ WORLDS: dict[str, tuple[dict[str, Any], Methods]] = {
         },
         {
             "FedBuff, K = 10": ("fedbuff:server_lr={}@buffer:size=10", (2, 1, 0.3)),
+            "FedBuff, K = 10, rate 1": ("fedbuff:server_lr={}@buffer:size=10", (1,)),
             "Port, K = 10, S = 3": ("port:server_lr={},bound=3@hurry:size=10,bound=3", (2, 1, 0.3)),
             "Port, K = 10, S = 10": ("port:server_lr={},bound=10@hurry:size=10,bound=10", (2, 1, 0.3)),
         },
@@ -224,7 +225,7 @@ def table(world: str, scale: str, given: Any) -> list[dict[str, Any]]:
     points = {label: [spec.format(rate) for rate in rates] for label, (spec, rates) in methods.items()}
     if scale == "smoke":
         points = {label: specs[-1:] for label, specs in list(points.items())[:2]}
-    variants = [variant(spec) for specs in points.values() for spec in specs]
+    variants = [variant(spec) for spec in dict.fromkeys(spec for specs in points.values() for spec in specs)]
     nodes = "average_accuracy" if world == MEAN else "global_accuracy"
     shown = nodes if own.get("global_tests") == "all" else "accuracy"
     found = run_variants(world.replace(" ", "_"), setting, variants, given)

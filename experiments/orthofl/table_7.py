@@ -111,7 +111,8 @@ def serving(params: Params, combine: Combine) -> Callable[[int], State]:
         return jax.lax.fori_loop(span[0], span[1], lambda k, served: one(k, served, changes, starts), served)
 
     compiled = jax.jit(all_of_them, donate_argnums=0)
-    state, row = server.init(jax.tree.map(jnp.copy, params), Facts(CLIENTS, every_closes=True))
+    begun = server.init(params, Facts(CLIENTS, every_closes=True))
+    state, row = jax.tree.map(jnp.copy, begun)  # a buffer of its own for each leaf, since they are donated
     rows = jax.tree.map(lambda leaf: jnp.stack([leaf * (1 + 0.01 * m) for m in range(CLIENTS)]), row)
     changes = jax.tree.map(lambda leaf: jnp.stack([0.01 * jnp.cos(leaf + 1), 0.01 * jnp.sin(leaf + 1)]), params)
     starts = jax.tree.map(lambda leaf: jnp.stack([leaf, 0.99 * leaf]), params)

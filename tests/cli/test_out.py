@@ -263,7 +263,8 @@ def killed(command: list[str], after: float) -> bool:
         process.kill()
         process.communicate()
         return True
-    assert process.returncode == 0, error
+    # one that was killed between its last write and its end has nothing to resume
+    assert process.returncode == 0 or "the run in it is finished" in error, error
     return False
 
 
