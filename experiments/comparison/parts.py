@@ -28,16 +28,14 @@ from fedjax_async.config import plugins
 from fedjax_async.results import files
 
 DEFINITION = "definition.json"
-# By the system's name of the processor: its programs use the instructions that all such processors of ten years have, and
-# neither approximations nor kernels of matrix products that differ between them. oneDNN, which sums XLA's larger matrix
-# products, looks at the processor by itself.
-ALIKE = dict.fromkeys(
-    ("x86_64", "AMD64"),
-    {
-        "XLA_FLAGS": "--xla_cpu_max_isa=AVX2 --xla_cpu_enable_platform_dependent_math=false",
-        "ONEDNN_MAX_CPU_ISA": "AVX2",
-    },
-)
+# By the system's name of the processor: its programs use the instructions that all such processors of ten years have,
+# and neither approximations nor kernels of matrix products that differ between them. oneDNN, which sums XLA's larger
+# matrix products, looks at the processor by itself.
+AVX2 = {
+    "XLA_FLAGS": "--xla_cpu_max_isa=AVX2 --xla_cpu_enable_platform_dependent_math=false",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+}
+ALIKE = {"x86_64": AVX2, "AMD64": AVX2}
 
 
 class Asked(NamedTuple):
