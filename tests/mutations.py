@@ -33,6 +33,7 @@ from tests.mutation_operators import ROOT, Fault, choose, excluded, faults_in, m
 
 COPIED = ("fedjax_async", "tests", "notebooks", "experiments", "pyproject.toml", "README.md", "CITATION.cff")
 SURVIVE = 0.05  # the share of faults that may survive
+WHOLE_RUNS = {"peers": ("engine",), "engine": ("config",)}  # rooms whose tests run what a room is part of
 LIMIT = 600.0  # seconds a fault
 HANGS = 200  # seconds a test
 RARE = 0.05  # a name in more than 1 / RARE test files says little about what they test
@@ -65,7 +66,7 @@ def covering(path: str, root: Path = ROOT) -> list[str]:
     named = sorted(
         (test for test in tests if score[test] >= RARE), key=lambda test: (test.parent.name != folder, -score[test])
     )
-    near = [test for test in tests if test.parent.name in {folder, "engine" if folder == "peers" else folder}]
+    near = [test for room in (folder, *WHOLE_RUNS.get(folder, ())) for test in tests if test.parent.name == room]
     files = [*first, *named, *near, *(root / name for name in GENERAL)]
     return list(dict.fromkeys(str(file.relative_to(root)) for file in files))
 
