@@ -12,7 +12,7 @@ import pytest
 
 from fedjax_async.compress import COMPRESSORS, encode, identity, on_tree, scaled_sign, sign, topk, topk_qsgd
 from fedjax_async.local import keeping, local_training, run_job
-from fedjax_async.local.feedback import ef21, feedback, sent
+from fedjax_async.local.feedback import ef21, feedback, grouping, sent
 from fedjax_async.local.private import wrapping
 from fedjax_async.types import ClientAlgorithm, ClientData, Message
 from tests.compress import textbook
@@ -55,6 +55,13 @@ def zeros(dtype=jnp.float32):
 
 def whole(tree):
     return np.concatenate([tree["x"], tree["y"]])
+
+
+def test_a_part_of_an_upload_is_compressed_whole_and_by_itself():
+    params = {"layer": zeros(), "output": zeros()}
+    group = grouping("whole", {"delta": params, "control": params}, params)
+    found = {(path[0].key, group(path)) for path, _ in jax.tree.leaves_with_path({"delta": params, "control": params})}
+    assert len(found) == len({name for name, _ in found}) == len({part for _, part in found}) == 2
 
 
 @pytest.mark.float64
