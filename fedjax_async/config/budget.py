@@ -18,7 +18,7 @@ CAUSES = ("availability", "faults", "timeout", "max_staleness")  # settings that
 
 
 class Planned(Protocol):
-    """Makes the schedule for a budget, and calls ``planning`` after every ``EVERY`` jobs at least."""
+    """Makes the schedule for a budget, and calls ``planning`` after at most ``EVERY`` jobs, again and again."""
 
     def __call__(self, until: Until, *, planning: Any = ...) -> Schedule: ...
 

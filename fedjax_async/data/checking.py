@@ -72,22 +72,16 @@ def _check_held_out(tables: Mapping[str, Any], rows: int) -> None:
     """Raise ``ValueError`` for a validation row that a client trains on; virtual tables are not read."""
     if "validation_order" not in tables or not is_array(tables["order"]) or not is_array(tables["validation_order"]):
         return
-    trained_on, held_out = (_rows_of(*(tables[f"{part}{name}"] for name in ("order", "offset", "size")))
-                            for part in ("", "validation_"))  # fmt: skip
-    used = np.zeros(rows, np.bool_)
-    used[trained_on] = True
-    shared = held_out[used[held_out]]
-    if shared.size:
-        client = int(np.searchsorted(np.cumsum(tables["size"]), np.argmax(trained_on == shared[0]), side="right"))
-        why = f"a row that no client trains on; client {client} does"
-        require(False, "data.validation_order", int(shared[0]), why)
-
-
-def _rows_of(order: AnyArray, offset: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """The rows of all clients, one client after the other."""
-    size = size.astype(np.int64)
-    first = np.repeat(offset - (np.cumsum(size) - size), size)
-    return np.asarray(order[first + np.arange(len(first))])
+    trained_on, held_out = (np.zeros(rows, np.bool_) for _ in range(2))
+    for marked, part in ((trained_on, ""), (held_out, "validation_")):
+        order, offset, size = (tables[f"{part}{name}"] for name in ("order", "offset", "size"))
+        begun = np.zeros(len(order) + 1, np.int64)  # spans that begin, minus those that end, at a position
+        np.add.at(begun, offset, 1)
+        np.add.at(begun, offset + size, -1)
+        marked[order[np.cumsum(begun[:-1]) > 0]] = True
+    if (trained_on & held_out).any():
+        row = int(np.argmax(trained_on & held_out))
+        require(False, "data.validation_order", row, "a row that no client trains on")
 
 
 def check_about(name: object, decode: object, num_classes: object) -> None:
