@@ -93,7 +93,7 @@ WORLDS: dict[str, tuple[dict[str, Any], Methods]] = {
         },
         {
             "FedBuff, K = 10": ("fedbuff:server_lr={}@buffer:size=10", (2, 1, 0.3)),
-            "FedBuff, K = 10, rate 1": ("fedbuff:server_lr={}@buffer:size=10", (1,)),
+            "FedBuff, K = 10, rate 1": ("fedbuff:server_lr=1@buffer:size=10", ("",)),
             "Port, K = 10, S = 3": ("port:server_lr={},bound=3@hurry:size=10,bound=3", (2, 1, 0.3)),
             "Port, K = 10, S = 10": ("port:server_lr={},bound=10@hurry:size=10,bound=10", (2, 1, 0.3)),
         },

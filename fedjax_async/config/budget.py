@@ -18,7 +18,7 @@ CAUSES = ("availability", "faults", "timeout", "max_staleness")  # settings that
 
 
 class Planned(Protocol):
-    """Makes the schedule for a budget; calls ``planning`` now and then, every ``EVERY`` jobs where events are queued."""
+    """Makes the schedule for a budget; calls ``planning`` now and then, every ``EVERY`` jobs if events are queued."""
 
     def __call__(self, until: Until, *, planning: Any = ...) -> Schedule: ...
 

@@ -116,6 +116,14 @@ def test_rpi_ignores_work_and_size_unless_asked():
     np.testing.assert_allclose(communication[total < 20], 0, atol=1e-9)
 
 
+def test_pooled_rounds_spend_the_share_of_all_profiles_on_training():
+    table = rpi_table()
+    pooled = bind_delays("rpi:family=constant,pooled=true,reference_steps=10,reference_bytes=1000", 3, 0)
+    trained = pooled.durations(np.arange(3), 0, 10, 0, 0) / pooled.durations(np.arange(3), 0, 10, 400, 600)
+    np.testing.assert_allclose(trained, table.compute.sum() / table.mean.sum())
+    assert trained[0] < 0.9
+
+
 def test_csv_by_client_by_device_and_with_a_compute_part(tmp_path):
     path = tmp_path / "delays.csv"
     path.write_text("client, mean, std\n2,30,0\n0,10,0\n\n1,20,0\n")

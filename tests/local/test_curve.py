@@ -187,7 +187,13 @@ def test_work_is_counted_in_gradients():
         assert client.gradients(steps, examples).tolist() == want, number
 
 
-@pytest.mark.slow_cases("corrected")
+def test_a_job_whose_end_does_not_move_has_a_chord_without_a_direction():
+    still = curve_training(MODEL, optimizer=optax.sgd(0.0), batch_size=BATCH, warm="off", control_lr=CONTROL_LR)
+    delta, offset = job(still, 8)
+    assert not delta.any() and np.isfinite(offset).all() and offset.any()
+
+
+@pytest.mark.slow_cases("printed")
 @pytest.mark.float64
 @pytest.mark.parametrize("reading", ["corrected", "printed"])
 def test_warm_moments_are_the_servers_last_step_over_the_batches_of_an_epoch(reading):
