@@ -257,6 +257,12 @@ def test_blocks_have_the_same_virtual_time_for_all_methods_and_say_what_does_not
     assert files.scenes.Block("devices", "har", "full").settings()["partition"] == "natural"
 
 
+def test_a_method_that_runs_nowhere_is_said_with_the_reasons(files):
+    refused = [files.kept.Refused("devices", task, "mine", "use jax.numpy") for task in ("logistic", "mlp")]
+    with pytest.raises(ValueError, match="^mine runs in no block: use jax.numpy$"):
+        files.comparison.require_runs(files.kept.Results([], [], refused), ["mine"])
+
+
 # --- the command -------------------------------------------------------------------------------------
 
 MINE = """
@@ -290,6 +296,8 @@ for line in sys.argv[1:]:
 @pytest.mark.parametrize(("content", "why"), [
     (MINE, r"comparison\.py: known = .* results of the scale smoke"),
     (MINE.replace('{"limit"', '{"limmit"'), "'limmit': must be an option of mine with a default .*: limit, server_lr"),
+    (MINE.replace("(0.5, 2)", "2.5"), r"SEARCH\['limit'\] = 2.5: must be two factors of its default"),
+    (MINE.replace("(0.5, 2)", "(2, 0.5)"), r"SEARCH\['limit'\] = .* with 0 < low < high"),
     ("x = 1", "it registers nothing"),
 ])  # fmt: skip
 def test_wrong_files_of_a_method_are_said_in_a_line(files, tmp_path, monkeypatch, content, why):

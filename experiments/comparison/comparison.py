@@ -97,7 +97,10 @@ def compare(given: argparse.Namespace) -> None:
         known = kept.read(given.known, given.scale)
         have = {row.method for rows in (known.runs, known.refused) for row in rows}
         methods = mine or [name for name in methods if name not in have]
-    found = kept.joined([kept.without(known, methods), trained(given, methods)])
+    new = trained(given, methods)
+    if given.add:
+        require_runs(new, mine)
+    found = kept.joined([kept.without(known, methods), new])
     found = ordered(found, given.scale)
     kept.write(given.out, given.scale, found)
     write_tables(found, given)
@@ -107,6 +110,14 @@ def compare(given: argparse.Namespace) -> None:
         report.write(found, given.html, f"{len(found.runs)} runs, scale {given.scale}")
     if given.keep:
         page.keep(found, given.scale, given.out / f"{given.name}.csv", RESULTS)
+
+
+def require_runs(found: kept.Results, methods: Collection[str]) -> None:
+    """``ValueError`` with the reasons if one of these methods has run nowhere."""
+    for method in methods:
+        if not any(row.method == method for row in found.runs):
+            reasons = dict.fromkeys(row.why for row in found.refused if row.method == method)
+            raise ValueError(f"{method} runs in no block: {'; '.join(reasons)}")
 
 
 def ordered(found: kept.Results, scale: str) -> kept.Results:

@@ -83,9 +83,12 @@ def added(plugin: str) -> dict[str, Mapping[str, spaces.Range]]:
         raise ValueError(f"add = {plugin!r}: must register a method with a server")
     search, known = dict(getattr(module, "SEARCH", {})), spaces.methods()
     able = sorted({option for name in names for option in spaces.numbers_of(known[name])})
-    for option in search:
+    for option, factors in search.items():
         allowed = f"an option of {', '.join(names)} with a default above 0: {', '.join(able)}"
         check.require(option in able, "SEARCH", option, allowed)
+        pair = isinstance(factors, tuple) and len(factors) == 2 and all(map(check.is_real, factors))
+        allowed = "two factors of its default, (low, high) with 0 < low < high"
+        check.require(pair and 0 < factors[0] < factors[1], f"SEARCH[{option!r}]", factors, allowed)
     return dict.fromkeys(names, search)
 
 
