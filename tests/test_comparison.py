@@ -259,7 +259,7 @@ def test_blocks_have_the_same_virtual_time_for_all_methods_and_say_what_does_not
 
 def test_a_method_that_runs_nowhere_is_said_with_the_reasons(files):
     refused = [files.kept.Refused("devices", task, "mine", "use jax.numpy") for task in ("logistic", "mlp")]
-    with pytest.raises(ValueError, match="^mine runs in no block: use jax.numpy$"):
+    with pytest.raises(ValueError, match=r"^mine runs in no block: use jax\.numpy$"):
         files.comparison.require_runs(files.kept.Results([], [], refused), ["mine"])
 
 
