@@ -24,6 +24,7 @@ EXCLUDED = {
     "fedjax_async/engine/trajectory.py:kept_bytes": "an estimate of memory",
     "fedjax_async/engine/sending.py:write_messages:high - 1": "where a message is due, low is at most high - 1",
     "fedjax_async/engine/sending.py:write_together:high - 1": "as in ``write_messages``",
+    "fedjax_async/local/optimizers.py:_shortened.update.shortened:norm < longest": "at the limit both are the gradient",
     "fedjax_async/local/curve.py:_alternate:over < 0": "at 0 both branches give the same gradient",
     "fedjax_async/peers/checking.py:_check_inboxes:bounds[0]": "no event comes before the first, so bounds[1] is 0 too",
     "fedjax_async/clock/pacing.py:plan_pace:paced.due <= now * SLACK": "equal to the last bit never happens",

@@ -146,7 +146,8 @@ def in_regions(rule: ServerAlgorithm, *, vertices: int, start: float, radius: Tr
         length = min(length, signal)
         centres = jnp.full((count, vertices), 1.0 / vertices, real)
         before = (jnp.zeros((count, length), real), jnp.zeros(count, bool), centres, jnp.bool_(False), jnp.int32(0))
-        return RegionState(state, *before, jnp.asarray(facts.server_steps, jnp.int32)), (memory, jnp.zeros(()))
+        row = jnp.zeros(())  # with a row, each client is sent a message of its own, see ``types.ServerAlgorithm``
+        return RegionState(state, *before, jnp.asarray(facts.server_steps, jnp.int32)), (memory, row)
 
     def receive(state: RegionState, memory: State, arrival: Arrival) -> tuple[RegionState, State, Info]:
         inner, of_rule, info = rule.receive(state.inner, memory[0], arrival._replace(extra=arrival.extra.offsets))

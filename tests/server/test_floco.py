@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedjax_async import simulate
 from fedjax_async.geometry import sample_weights
 from fedjax_async.local import DECAYS, local_training, run_job
 from fedjax_async.server import closed, floco
@@ -267,6 +268,22 @@ test_bad_options_are_refused = refusals(
 
 
 # --- FedMRUR ----------------------------------------------------------------------------------
+
+
+@pytest.mark.float64
+def test_each_client_of_a_cohort_is_sent_its_own_region():
+    given = {
+        "method": "floco:regions=0.3@cohort:size=3",
+        "model": "logistic",
+        "clients": 6,
+        "server_steps": 8,
+        "steps": 2,
+    }
+    have, want = simulate(**given), simulate(**given, engine="reference")
+    plain = simulate(**given | {"method": "floco@cohort:size=3"})
+    for ours, theirs, without in zip(*(jax.tree.leaves(run.params) for run in (have, want, plain)), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-12)
+        assert np.abs(ours - without).max() > 1e-4
 
 
 def test_opposite_directions_reaggregate_to_nothing():
