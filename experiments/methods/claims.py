@@ -68,6 +68,7 @@ WORLDS: dict[str, tuple[dict[str, Any], Methods]] = {
     "unequal labels and speeds": (
         _UNEQUAL | {"time": 1500.0, "eval_time": 30.0},
         {
+            "FedAvg, all clients": ("fedavg:server_lr={}@cohort:size=20", (1, 1.5)),
             "FedAsync": ("fedasync:mixing={}", (0.6, 0.3, 0.1)),
             "FedBuff, K = 5": ("fedbuff:server_lr={}@buffer:size=5", RATES),
             "CA2FL, K = 5": ("ca2fl:server_lr={}@buffer:size=5", RATES),

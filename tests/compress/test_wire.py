@@ -175,6 +175,7 @@ def test_the_shortest_code_is_chosen():
 
 def test_numbers_by_hand():
     assert codes.varint(300) == bytes([0b10101100, 0b10])
+    assert (codes.varint(127), codes.varint(128)) == (bytes([127]), bytes([128, 1]))
     assert codes.unary(np.array([2, 0, 3])) == bytes([0b00110001])
     assert codes.fixed(np.array([5, 2]), 3) == bytes([0b10101000])
     assert codes.varying(np.array([0b1101, 0b1, 7]), np.array([3, 0, 2])) == bytes([0b10111000])

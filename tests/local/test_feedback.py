@@ -126,6 +126,16 @@ def test_the_bits_of_an_upload_are_its_bytes(name):
     assert bits == 8 * len(encode(payload)) and 0 < values < bits <= 8 * 150
 
 
+def test_random_rounding_has_other_random_numbers_than_training():
+    params, key, compressor = zeros(), jax.random.key(3), COMPRESSORS["qsgd"](levels=2)
+    delta, _ = compiled(drawing(), params)(key, jnp.int32(0))
+    wrapped = feedback(drawing(), compressor)
+    upload, _ = compiled(wrapped, params)(key, wrapped.init(params))
+    wire = on_tree(compressor, params, group=grouping("whole", params, params))
+    of_training = jax.jit(lambda: wire.decompress(wire.compress(key, delta)))()
+    assert all(np.abs(whole(upload) - whole(other)).max() > 0.1 for other in (of_training, delta))
+
+
 def test_uploads_that_are_not_finite_can_be_refused():
     """Signs of NaN are finite, but the decoded upload is not, so the engine keeps the previous state."""
     params = zeros()
