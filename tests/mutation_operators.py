@@ -31,6 +31,8 @@ EXCLUDED = {
     "fedjax_async/clock/checking.py:_check_columns:s.upload_time[s.job] <= s.time * SLACK": "as in ``plan_pace``",
     "fedjax_async/compress/codes.py:_ones:count - low": "bits beyond the data are zero, so more of them add no one",
     "fedjax_async/engine/peer_kernels.py:_probed:tables.chosen[name][position] & active": "values that nobody reads",
+    "fedjax_async/engine/serving.py:Receiver.applied:len(tables.row) - 1": "beyond the table nothing is written either",
+    "fedjax_async/peers/timelines.py:_with_conditions:columns[0]": "the columns grow together",
     "fedjax_async/peers/timelines.py:_walk.next_ones": "which nodes' jobs are drawn ahead: speed",
     "fedjax_async/peers/pushcen_adfl.py:pushcen.wake.mixed:jnp.where(heard, weight, 1)": "a guard, as in ``no_result``",
 }
