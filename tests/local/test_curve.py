@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from fedjax_async.compress import topk
 from fedjax_async.local import DECAYS, FEEDBACKS, OPTIMIZERS, curve_training, keeping, local_training, run_job
 from fedjax_async.local.curve import _CONTROL, _after, _alternate, _share
+from fedjax_async.local.ditto import with_personal_model
 from fedjax_async.server.floco import floco_client
 from fedjax_async.server.scaffold import scaffold_client
 from fedjax_async.types import Message
@@ -183,6 +184,7 @@ def test_work_is_counted_in_gradients():
         (floco_client(MODEL, optimizer=sam), [12, 8]), (scaffold_client(MODEL, lr=LR), [6, 4]),
         (keeping(made(), lambda path: path == ("b",), part="params"), [12, 8]),
         (FEEDBACKS["ef"](made(), topk(ratio=0.5)), [12, 8]),
+        (with_personal_model(made(), local_training(MODEL, optimizer=optax.sgd(LR), proximal=0.1)), [18, 12]),
     ]):  # fmt: skip
         assert client.gradients(steps, examples).tolist() == want, number
 

@@ -140,6 +140,28 @@ def test_nodes_of_a_batch_begin_with_the_clustered_mean_of_their_messages_as_the
     np.testing.assert_allclose(both.dictionary.tables["w"], [[-3, -1, 0, 1, 3], [0] * 5], atol=1e-5)
 
 
+@pytest.mark.float64
+def test_the_clustering_of_the_mean_has_random_entries_of_its_own():
+    """Not those of the clustering with which the client begins after it."""
+    rng = np.random.default_rng(5)
+    w, b, table, index = (
+        rng.normal(size=(12, 10)),
+        np.zeros(2),
+        rng.normal(size=textbook.K),
+        np.arange(120) % textbook.K,
+    )
+    peer, event = pushcen(nothing_stays, k=textbook.K, reference="released"), Event(KEY, jnp.float64(2.5))
+    row = peer.init({"w": jnp.asarray(w), "b": jnp.asarray(b)})
+    sent = {"w": jnp.asarray(table), "b": None}, {"w": jnp.asarray(index, jnp.uint8).reshape(12, 10), "b": None}
+    inbox = peer.add(peer.open(row), row, Clustered(*sent, {"w": None, "b": jnp.zeros(2)}), jnp.float64(0.4))
+    book = textbook.PushCen(w, b, released=True)
+    book.mix([((table, index, b), 0.4)], KEY)
+    found = jax.jit(peer.wake)(row, inbox, event).dictionary.tables["w"]
+    np.testing.assert_allclose(np.sort(found), np.sort(book.g), atol=1e-9)
+    begun, _ = textbook.PushCen(book.w, b, released=True).cluster(book.w, KEY)
+    assert np.abs(np.sort(found) - np.sort(begun)).max() > 1e-3
+
+
 @pytest.mark.slow_cases("0.5")
 @pytest.mark.float64
 @pytest.mark.parametrize("omega", [0.5, 0.2])
