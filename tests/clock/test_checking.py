@@ -180,6 +180,14 @@ def test_damaged_columns_are_found(tmp_path, change, message):
     assert message in refusal(load_schedule, path)
 
 
+@pytest.mark.parametrize(("save", "load", "name"), WAYS)
+def test_a_trace_of_one_job_comes_back(tmp_path, save, load, name):
+    when = {"dispatch_time": [0], "upload_time": [1], "dispatched_after": [0], "time": [1]}
+    one = make_schedule(num_clients=3, client=[2], local_steps=4, job=[0], closes=True, **when)
+    save(tmp_path / name, one)
+    same(load(tmp_path / name), one)
+
+
 def test_a_table_that_a_spreadsheet_saved_is_read(tmp_path):
     path = tmp_path / "trace.csv"
     save_schedule_csv(path, some())
