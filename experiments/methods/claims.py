@@ -54,6 +54,7 @@ WORLDS: dict[str, tuple[dict[str, Any], Methods]] = {
         | {
             "FedAvg, all clients": ("fedavg:server_lr={}@cohort:size=20", (1, 1.5)),
             "AD-PSGD": ("adpsgd:server_lr={}", (1, 0.3)),
+            "QuAFL, s = 5": ("quafl:size=5@polling:size=5,length={}", (20, 60)),
         },
     ),
     "unequal speeds": (
@@ -84,6 +85,17 @@ WORLDS: dict[str, tuple[dict[str, Any], Methods]] = {
             "Pisces, 10 in flight": ("pisces:server_lr={}", (1, *RATES)),
             "FedBuff at the pace of Pisces": ("fedbuff:server_lr={}@pace", (1, *RATES)),
             "QuAFL, s = 5": ("quafl:size=5@polling:size=5,length={}", (5, 10, 20)),
+        },
+    ),
+    "noisy gradients": (
+        _UNEQUAL
+        | {
+            **{"delay": "lognormal:mean=60,heterogeneity=1.5", "batch_size": 1, "steps": 1},
+            **{"time": 6000.0, "eval_time": 200.0},
+        },
+        {
+            "FedAvg, all clients": ("fedavg:server_lr={}@cohort:size=20", (3, 1, 0.3)),
+            "Malenia": ("malenia:server_lr={}", (3, 1, 0.3)),
         },
     ),
     "long jobs at unequal speeds": (
