@@ -153,12 +153,8 @@ def test_models_in_bfloat16_are_scored_in_float32():
         for scores in (found, oracle):
             np.testing.assert_allclose(scores[f"client_{name}"], want, rtol=1e-5)
             np.testing.assert_allclose(scores[name], values.mean(), rtol=1e-5)
-    alone = Metrics(model, None, (("first", Metric(lambda outputs, y: outputs[:, 0])),)).whole(
-        params, x, y, 320, rows, 2
-    )
-    np.testing.assert_allclose(
-        alone["client_first"], found["client_loss"], rtol=1e-5
-    )  # the model's loss is this output
+    first = Metrics(model, None, (("first", Metric(lambda outputs, y: outputs[:, 0])),))  # the loss of this model
+    np.testing.assert_allclose(first.whole(params, x, y, 320, rows, 2)["client_first"], found["client_loss"], rtol=1e-5)
 
 
 # --- measures ---------------------------------------------------------------------------------------
