@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from fedjax_async.base.notices import ENDED_EARLY
@@ -20,7 +20,7 @@ CAUSES = ("availability", "faults", "timeout", "max_staleness")  # settings that
 class Planned(Protocol):
     """Makes the schedule for a budget; calls ``planning`` now and then, every ``EVERY`` jobs if events are queued."""
 
-    def __call__(self, until: Until, *, planning: Any = ...) -> Schedule: ...
+    def __call__(self, until: Until, *, planning: Callable[[float], None] | None = ...) -> Schedule: ...
 
 
 class _TooManyJobs(Exception):
