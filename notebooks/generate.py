@@ -35,7 +35,14 @@ KINDS = {
     "policies": ("Policies", "`--policy`, joined with `+`"),
     "topologies": ("Topologies", "`--topology`, of methods without a server"),
     "exchanges": ("Exchanges", "after an `@` of a method without a server, or `--exchange`"),
-    "delays": ("Delays", "`--delay`"),
+    "delays": (
+        "Delays",
+        "`--delay`. `mean` and `std` are virtual seconds of a job. All clients are equally fast unless "
+        "`heterogeneity` is positive: each then has a factor of mean 1 on its times, drawn once from the family "
+        "`speeds`; `heterogeneity=1` spreads nine of ten lognormal factors from a fifth to five times their median. "
+        "`reference_steps`: the times are those of jobs of so many local steps; `bandwidth`: bytes a second, which add "
+        "the time of the messages",
+    ),
     "availability": ("Availability", "`--availability`, joined with `+`"),
     "faults": ("Faults", "`--faults`, joined with `+`"),
     "networks": ("Networks", "`--network`"),

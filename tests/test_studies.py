@@ -376,6 +376,9 @@ def test_the_methods_of_the_claims_are_methods_and_one_client_is_slow(monkeypatc
             methods_of = [(method_of(each.pop("method")), each) for each in changes]
             assert len({(each.rule, each.timing, str(others)) for each, others in methods_of}) == len(rates)
             assert len(rates) > 1 or "{}" not in spec, "a number to choose has several values"
+    assert {*claims.CLAIMS} <= {*claims.WORLDS}
+    for world, pairs in claims.CLAIMS.items():
+        assert {label for pair in pairs for label in pair} <= {*claims.WORLDS[world][1]}
     usual, slow = bind_delays("lognormal:mean=60,sigma=0.3", 3, 0), claims.one_slow(times=7.0)(3, 0)
     ratio = slow.durations(np.arange(3), 0) / usual.durations(np.arange(3), 0)
     np.testing.assert_allclose(ratio, [7, 1, 1])

@@ -191,6 +191,8 @@ def near_to(
     near = difflib.get_close_matches(str(name).lower(), known, n=1, cutoff=NEAR)
     near = [] if str(name).lower().startswith("non") else near  # non-iid is not iid
     hint = f"; did you mean {written(near[0])}?" if near else ""
+    before = str(name).partition("=")[0]
+    hint = f"; options follow a colon, as in {before}:OPTION=VALUE" if before in known and "=" in str(name) else hint
     if len(known) <= MANY:
         return f"{hint} (known: {', '.join(known) or 'none'})"
     return hint or f"; the nearest names are {', '.join(map(written, nearest(name, known)))} ({everything})"

@@ -109,9 +109,10 @@ def warn_about(runs: Mapping[str, Counters]) -> None:
     unused = {name: counters["unused"] for name, counters in runs.items() if counters.get("unused")}
     if unused:
         count = sum(unused.values())
+        came = "upload came" if count == 1 else "uploads came" if len(unused) == 1 else "uploads in all came"
         warnings.warn(
-            f"{_named(unused)}{count} upload{'s' if count > 1 else ''} came for a server step that was not complete at "
-            "the end: trained but not used, counted as 'unused' and not as updates (a budget of server steps, "
+            f"{_named(unused)}{count} {came} for a server step that was not complete at the end: trained "
+            "but not used, counted as 'unused' and not as updates (a budget of server steps, "
             "server_steps or --server-steps, ends with a complete one)",
             RunWarning,
             stacklevel=3,

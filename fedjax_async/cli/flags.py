@@ -62,7 +62,7 @@ quoted, also from the shell: --dataset 'parquet:path="a,b.parquet"'.
 
 words:
   job          the local training of one client, from dispatch to upload
-  update       an upload that the server applies
+  update       an upload that the server takes in, also one that it rejects
   server step  a new model of the server, made from one update (fedasync) or several (fedbuff, fedavg)
   staleness    server steps between the sending of a job's start model and the application of its upload
   wave         arrivals that are trained as one batch; the results are those of training one by one

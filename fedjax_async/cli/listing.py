@@ -42,6 +42,7 @@ REGISTRIES: dict[str, tuple[str, str]] = {
 
 def entries(kind: str) -> dict[str, object]:
     """The names of ``kind``, those of plugins too; ``ValueError`` naming the nearest kind if there is none."""
+    kind = next((each for each in REGISTRIES if _singular(each) == kind), kind)
     module, name = registry.find("what", REGISTRIES, kind)
     builtin: dict[str, object] = getattr(importlib.import_module(f"fedjax_async.{module}"), name)
     return registry.entries(_singular(kind), builtin)

@@ -73,7 +73,7 @@ def resume(arguments: argparse.Namespace) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Simulate one method."""
     settings = settings_of(arguments, RUN_BASE)
-    for name in ("overwrite", "again", "width", "title", "x", "keep_best", "no_plots"):
+    for name in ("overwrite", "again", "width", "title", "x", "keep_best"):
         value = getattr(arguments, name)
         check.require(arguments.out is not None or not value, name, value, "left out without a folder (--out)")
     drawn = arguments.out is not None or arguments.format == Drawing.formats

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import csv
 import math
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from fedjax_async.base import check, disk
+from fedjax_async.base.notices import RunWarning
 
 CsvRow = tuple[str, dict[str, str]]  # its line, such as "FILE, line 3", for errors; the text of each column
 
@@ -110,11 +112,15 @@ def distinct_clients(rows: Sequence[CsvRow]) -> np.ndarray:
 def rows_of(clients: np.ndarray, num_clients: int, path: str | Path) -> np.ndarray:
     """The row of each client 0..N-1 in a table with one row for each of ``clients``; int64[N].
 
-    Raises ``ValueError`` naming the first client without a row.
+    Raises ``ValueError`` naming the first client without a row. Rows of further clients are warned of.
     """
     missing = np.setdiff1d(np.arange(num_clients), clients)
     if len(missing):
-        raise ValueError(f"{path}, column 'client': no line for client {missing[0]} of {num_clients}")
+        raise ValueError(f"{path}, column 'client': no line for client {missing[0]} of {num_clients} (0 is the first)")
+    if more := int(np.sum(clients >= num_clients)):
+        unused = f"the lines of {more} further client{'s' * (more > 1)} are not used"
+        text = f"{path}: {unused}, since there are {num_clients} clients"
+        warnings.warn(text, RunWarning, stacklevel=2)
     rows = np.zeros(num_clients, np.int64)
     inside = clients < num_clients
     rows[clients[inside]] = np.flatnonzero(inside)

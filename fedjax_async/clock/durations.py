@@ -97,14 +97,21 @@ class Speeds(NamedTuple):
 
 
 def speeds_of(*, heterogeneity: float = 0.0, speeds: str = "lognormal") -> Speeds:
-    """Differences between clients; see ``Speeds``."""
+    """Differences between clients: each has a factor of mean 1 on its job times, drawn once from ``speeds``.
+
+    ``heterogeneity``, sigma of the lognormal, says how far clients differ; at 0 all are equally fast.
+    """
     return Speeds(heterogeneity, speeds)
 
 
 def scaling_of(
     *, reference_steps: float | None = None, bandwidth: float | None = None, bandwidth_up: float | None = None
 ) -> Scaling:
-    """Dependence on the local steps of a job and on the size of its messages; see ``Scaling``."""
+    """Dependence on the local steps of a job and on the size of its messages.
+
+    ``reference_steps``: the times are those of jobs of so many steps; None: of any job. ``bandwidth`` and
+    ``bandwidth_up``: bytes a second, which add the time of the messages.
+    """
     return Scaling(reference_steps, None, bandwidth, bandwidth_up)
 
 

@@ -44,5 +44,7 @@ def by_label(words: Iterable[str]) -> dict[str, str]:
     """The methods of a command line by the names of their rows: their labels, or the specs themselves."""
     words = list(words)
     found = {label or spec: spec for label, spec in map(split, words)}
-    check.require(len(found) == len(words), "methods", words, "different from each other")
+    names = [label or spec for label, spec in map(split, words)]
+    twice = ", ".join(dict.fromkeys(name for name in names if names.count(name) > 1))
+    check.require(not twice, "methods", words, f"different from each other, but {twice} is there twice")
     return found

@@ -30,6 +30,7 @@ from fedjax_async.engine.compiling import jitted
 from fedjax_async.engine.components import row_of
 from fedjax_async.models import MODELS, OF_TEXT, augmented, decoded, from_module, in_dtype, is_module, rematerialised
 from fedjax_async.models.state_dicts import flattened, from_torch, has_torch_names, layer_names
+from fedjax_async.models.torch_modules import from_torch_module, is_torch_module
 from fedjax_async.models.weights import READERS, arrays_of, filled, read_arrays
 from fedjax_async.types import Array, FederatedData, Key, Model, Params
 
@@ -192,12 +193,17 @@ def _model(spec: Chosen, shape: tuple[int, ...], num_classes: int | None) -> Mod
     given = own.thing_of("model", spec)
     if given is None:
         try:
-            given = registry.spec("model", MODELS, str(spec), input_shape=shape, num_classes=num_classes).make()
+            named = registry.spec("model", MODELS, str(spec), input_shape=shape, num_classes=num_classes)
+            given = named.make()
+            if not isinstance(given, Model) and is_torch_module(given) and num_classes is not None:
+                given = from_torch_module(named.make)  # made under the seed of the run, as the class itself would be
         except ValueError as error:
             labels = "the targets of the data set are numbers, not classes (classes are integer labels, not one-hot)"
             check.require(not str(error).startswith("num_classes = None"), "model", spec, f"such as linear: {labels}")
             if str(error).startswith("input_shape = "):
-                raise ValueError(f"model = {spec!r}: does not fit the data; {error}") from None
+                raise ValueError(
+                    f"model = {spec!r}: does not fit the data; {error} (linear, logistic and mlp take any)"
+                ) from None
             raise
     if not isinstance(given, Model) and is_module(given):
         allowed = (

@@ -14,7 +14,7 @@ from fedjax_async.base import registry
 from fedjax_async.base.check import kind, require, whole
 from fedjax_async.data.checking import check_about, check_alike, check_array, check_examples, check_names
 from fedjax_async.data.decode import usual
-from fedjax_async.data.looks import warn_of_numbering
+from fedjax_async.data.looks import warn_of_numbering, warn_of_own_tests, warn_of_owners
 from fedjax_async.data.partition import PARTITIONERS, Partitioner, check_partition, split_clients
 from fedjax_async.types import Array, FederatedData
 
@@ -154,12 +154,16 @@ def dealt(
     rng = np.random.default_rng(seed)
     parts = _deal(dataset, partitioner or "iid", num_clients, rng)
     names = _names(dataset, len(parts)) if partitioner == "natural" else None
+    if partitioner == "natural":
+        warn_of_owners(dataset.name, dataset.groups, dataset.group_names, len(parts))
     if test_fraction is None:
         allowed = f"given, such as 0.2: the data set {dataset.name} has no test set (test_x and test_y)"
         require(len(dataset.test_x) > 0, "test_fraction", None, allowed)
         pool = _pool(dataset, parts, names)
         pool = _own_tests(pool, dataset) if partitioner == "natural" else pool
         return pool if validation_fraction is None else with_validation(pool, validation_fraction, rng)
+    if partitioner == "natural" and _own_tests(_pool(dataset, parts, names), dataset).test_size is not None:
+        warn_of_own_tests(dataset.name, len(dataset.test_x), test_fraction)
     train, test = split_clients(parts, test_fraction, rng)
     held_out, test_offset, test_size = _joined(test)
     # the pool is copied without the held-out examples, so that none can be trained on

@@ -25,6 +25,26 @@ class DataWarning(RunWarning):
     """Data look as if a step of their preparation was forgotten."""
 
 
+def warn_of_owners(name: str, groups: np.ndarray | None, names: Sequence[str] | None, clients: int) -> None:
+    """Warn of owners with names that share clients: tables and pictures cannot name such a client."""
+    owners = 0 if groups is None or names is None else len(np.unique(groups))
+    if owners > clients:
+        _warn(
+            name,
+            f"its {owners} owners are dealt to {clients} clients, so no client has a name; clients={owners} keeps "
+            "each apart",
+        )
+
+
+def warn_of_own_tests(name: str, rows: int, test_fraction: float) -> None:
+    """Warn of test rows of the clients that ``test_fraction`` replaces by a part of their training rows."""
+    _warn(
+        name,
+        f"its {rows} test rows are not used: test_fraction = {test_fraction} takes each client's test part from its "
+        "training rows; left out, the clients are tested on their own test rows",
+    )
+
+
 def warn_of_looks(data: FederatedData) -> None:
     """Warn of pixels that are not scaled, of channels that come first, and of test labels that no client trains.
 

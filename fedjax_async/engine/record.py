@@ -87,9 +87,10 @@ def make_run(
     """Join the schedule's columns with the engine's. All tables of a run that was stopped end at its last evaluation.
 
     ``bytes_up`` counts all uploads that have reached the server by an evaluation, also rejected ones, and those that
-    are never applied (too late, or after the last step). A further copy counts with its upload, if it comes before the
-    end of the run; so a longer run may have more bytes at the same moment. With compressed uploads it is the sum of the
-    recorded sizes; an upload that was not trained, as nothing depends on it, counts as the longest.
+    are never applied (too late, or after the last step). An upload that was lost on its way counts from the moment on
+    at which the server notices the loss. A further copy counts with its upload, if it comes before the end of the run;
+    so a longer run may have more bytes at the same moment. With compressed uploads it is the sum of the recorded
+    sizes; an upload that was not trained, as nothing depends on it, counts as the longest.
 
     ``bytes_down`` counts all messages that the server has sent by an evaluation, also at that very moment: the replies
     to its uploads. So it depends neither on how much longer the run goes on nor on what its budget counts.
@@ -232,10 +233,12 @@ def _followed(schedule: Schedule, jobs: np.ndarray) -> int:
 
 
 def _uploaded(schedule: Schedule, points: EvaluationPoints, size: np.ndarray | int) -> np.ndarray:
-    """Bytes that the server has received by each evaluation; ``size``: bytes of every upload, or of each job's."""
-    copies = with_derived_columns(schedule).copies  # a further copy of an upload is traffic too
-    order = np.argsort(schedule.upload_time, kind="stable")
-    sent = (1 + copies) * (with_derived_columns(schedule).outcome != Outcome.WITHHELD)
-    received = np.broadcast_to(sent * np.asarray(size, np.int64), len(order))[order]
-    total = np.concatenate([[0], np.cumsum(received)])
-    return total[at_or_before(schedule.upload_time[order], points.time)]
+    """Bytes that the clients have sent by each evaluation; ``size``: bytes of every upload, or of each job's."""
+    whole = with_derived_columns(schedule)
+    lost = whole.outcome == Outcome.LOST
+    moment = np.where(lost, schedule.freed_time, schedule.upload_time)
+    order = np.argsort(moment, kind="stable")
+    sent = (1 + whole.copies) * (whole.outcome != Outcome.WITHHELD)  # a further copy of an upload is traffic too
+    each = np.broadcast_to(sent * np.asarray(size, np.int64), len(order))[order]
+    total = np.concatenate([[0], np.cumsum(each)])
+    return total[at_or_before(moment[order], points.time)]

@@ -268,11 +268,21 @@ def save_formats(figure: Figure, path: Path, drawing: Drawing) -> None:
         save_figure(figure, path.parent / f"{path.name}.{ending}")
 
 
+def curve_stem(name: str, drawing: Drawing) -> str:
+    """The name of a curve's file, without its ending: those against time have the plain name.
+
+    >>> curve_stem("accuracy", SCREEN), curve_stem("accuracy", Drawing(x="bytes"))
+    ('accuracy', 'accuracy_bytes')
+    """
+    return name if drawing.x == SCREEN.x else f"{name}_{drawing.x}"
+
+
 def remove_pictures(folder: Path, names: Iterable[str]) -> None:
-    """Remove pictures of other results, in every format; ``names`` have no file ending."""
+    """Remove pictures of other results, in every format and against every axis; ``names`` have no file ending."""
     for name in names:
-        for ending in FORMATS:
-            (folder / f"{name}.{ending}").unlink(missing_ok=True)
+        for stem in (name, *(f"{name}_{x}" for x in AXES)):
+            for ending in FORMATS:
+                (folder / f"{stem}.{ending}").unlink(missing_ok=True)
 
 
 # --- in a notebook ------------------------------------------------------------------------------------

@@ -19,12 +19,13 @@ from fedjax_async.config.grid import GridPoint
 from fedjax_async.config.settings import Settings
 from fedjax_async.results import significance, store, sweep_folder, sweep_table, tables, tuning
 from fedjax_async.results.beside import command_in
-from fedjax_async.results.reading import grouped_in, kind_of, listed_in, mixed_settings
+from fedjax_async.results.reading import grouped_in, kind_of, mixed_settings
 from fedjax_async.results.runs import write_comparison
 from fedjax_async.results.sweep_report import write_tables
 from fedjax_async.results.sweep_table import TableOptions
 from fedjax_async.results.sweeps import collect
 from fedjax_async.results.tables import Row
+from fedjax_async.results.worlds import listed_in
 from fedjax_async.types import Run
 
 MOST_ROWS = 1_000  # of a table

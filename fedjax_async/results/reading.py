@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -15,6 +13,7 @@ from fedjax_async.results.client_names import with_names
 from fedjax_async.results.compared import Comparison
 from fedjax_async.results.metrics import require_runs
 from fedjax_async.results.sweeps import Sweep, collect
+from fedjax_async.results.worlds import listed_in
 from fedjax_async.types import Run
 
 if TYPE_CHECKING:
@@ -41,13 +40,6 @@ def require_results(folder: str | Path) -> str:
     if not kind:
         raise ValueError(f"folder = {str(folder)!r}: must hold a finished run, comparison or sweep{state}")
     return kind
-
-
-def listed_in(path: Path, names: Collection[str]) -> list[str]:
-    """Those of ``names`` that the table of the comparison in ``path`` lists, in its order."""
-    file = path / "comparison.csv"
-    lines = list(csv.reader(io.StringIO(file.read_text(encoding="utf-8-sig")))) if file.is_file() else []
-    return [line[0] for line in lines[1:] if line and line[0] in names]
 
 
 def _in_order(path: Path, names: Collection[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from fedjax_async.base import check
 from fedjax_async.config.settings import as_dict
 from fedjax_async.results import latex, reading, store
+from fedjax_async.results.begun import load_plugins
 from fedjax_async.results.beside import commanded
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.figure import SCREEN, Drawing, require_matplotlib
@@ -16,6 +18,7 @@ from fedjax_async.results.metrics import FINAL, TARGET, require_final
 from fedjax_async.results.runs import redraw_run, write_comparison
 from fedjax_async.results.sweep_report import write_sweep
 from fedjax_async.results.sweeps import collect
+from fedjax_async.results.worlds import listed_in
 
 
 def redraw(
@@ -80,7 +83,7 @@ def _comparison(
     drawing: Drawing,
 ) -> str:
     found = reading.comparison_in(path)
-    runs = {name: found[name] for name in reading.listed_in(path, found) or found}
+    runs = {name: found[name] for name in listed_in(path, found) or found}
     reading.require_same_seeds(path, runs)
     reading.require_same_settings(path, runs)
     require_energy(drawing, [run.settings for seeds in runs.values() for run in seeds])
@@ -90,6 +93,8 @@ def _comparison(
 
 
 def _sweep(path: Path, plots: bool, drawing: Drawing, **options: Any) -> str:
+    with contextlib.suppress(ValueError):  # collect warns of those that are not loaded
+        load_plugins(path)
     sweep, missing = collect(path)
     require_energy(drawing, [as_dict(each) for each in sweep.settings])
     text = write_sweep(sweep, path, plots, drawing=drawing, **options)

@@ -83,7 +83,9 @@ def run(
 
     def watch(member: int, experiment: Experiment) -> Watch:
         if begin is not None and member not in finished:
-            begin(member)
+            begin(member)  # which removes checkpoints of other settings
+        if group.alone:
+            _say_where(runs[member].folder, group.updates)
         chosen, one = NO_CALLBACKS if member in finished else callbacks, runs[member]
         if one.folder is not None:
             arrays_of(experiment.params)  # refuses names that a file of parameters cannot have, before the training
@@ -99,7 +101,6 @@ def run(
             own = runs[group.members[0]].folder if group.alone else None
             place = checkpoints if own is None else own / CHECKPOINTS
             with claimed(own):
-                _say_where(own, group.updates)
                 experiments = [one.experiment or one.settings for one in runs]
                 sweeping.execute_group(
                     experiments,

@@ -11,13 +11,13 @@ from fedjax_async.base import check, disk
 from fedjax_async.results import begun, clients, comparisons, latex, metrics, store, tables
 from fedjax_async.results.compared import specs_in, target_method
 from fedjax_async.results.curves import accuracy_curve, loss_curve, measured_curve
-from fedjax_async.results.figure import SCREEN, Drawing, remove_pictures, save_formats
+from fedjax_async.results.figure import SCREEN, Drawing, curve_stem, remove_pictures, save_formats
 from fedjax_async.results.measured import curve_columns, measured, validation
 from fedjax_async.results.metrics import FINAL
 from fedjax_async.results.peer_gantt import age_histogram, mixed_ages, peer_gantt
 from fedjax_async.results.plots import gantt, staleness_histogram
 from fedjax_async.results.timeline import staleness_of
-from fedjax_async.results.worlds import note_on_nodes, warn_of_differences
+from fedjax_async.results.worlds import note_on_nodes, warn_of_differences, warn_of_left_out
 from fedjax_async.types import Run
 
 
@@ -89,10 +89,11 @@ def _draw_curve(runs: Mapping[str, Sequence[Run]], folder: Path, final: str, dra
     warn_of_differences(runs)
     labelled = any(not np.isnan(run.evaluations["accuracy"]).all() for seeds in runs.values() for run in seeds)
     draw, name = (accuracy_curve, "accuracy") if labelled else (loss_curve, "loss")
-    save_formats(draw(runs, final=final, drawing=drawing), folder / name, drawing)
+    save_formats(draw(runs, final=final, drawing=drawing), folder / curve_stem(name, drawing), drawing)
     for column, having in curve_columns(runs, name).items():
         some = {each: runs[each] for each in having}
-        save_formats(measured_curve(some, column, final=final, drawing=drawing), folder / column, drawing)
+        figure = measured_curve(some, column, final=final, drawing=drawing)
+        save_formats(figure, folder / curve_stem(column, drawing), drawing)
     clients.draw_clients(runs, folder, drawing)
 
 
@@ -129,6 +130,8 @@ def write_comparison(
     extended = comparisons.comparison(runs, baseline, target, final, further=True)
     latex.chosen([name for name in extended[0] if name != "method"], columns)  # refuses before anything is written
     decimals = tables.decimals_of(rows)
+    if warn_of_left_out(folder, runs):
+        remove_pictures(folder, ("accuracy", "loss", clients.NAME))
     tables.write(extended, folder / "comparison.csv")
     notes = [note] if (note := note_on_nodes(runs)) else []
     if "target (%)" in extended[0]:

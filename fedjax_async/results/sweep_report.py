@@ -11,7 +11,7 @@ from fedjax_async.base import check, disk, lazy
 from fedjax_async.results import clients, comparisons, files, latex, metrics, sweep_folder, tables, tuning
 from fedjax_async.results import figure as canvas
 from fedjax_async.results.curves import measured_curve
-from fedjax_async.results.figure import SCREEN, Drawing, remove_pictures, save_formats
+from fedjax_async.results.figure import SCREEN, Drawing, curve_stem, remove_pictures, save_formats
 from fedjax_async.results.heat_map import cells, heat_map
 from fedjax_async.results.measured import curve_columns, measured
 from fedjax_async.results.metrics import FINAL, has_accuracy
@@ -237,6 +237,7 @@ def write_sweep(
         drawn = pictures(found, options, drawing)
         remove_pictures(folder, set(sweep_folder.PICTURES) - set(drawn))  # of fewer runs, or of other ones
         for name, figure in drawn.items():
-            save_formats(figure, folder / name, drawing)
+            stem = name if name.endswith("_map") else curve_stem(name, drawing)
+            save_formats(figure, folder / stem, drawing)
     disk.sweep_up(folder)
     return text if "runs.parquet" in written else f"{text}\n{NO_PARQUET}\n"

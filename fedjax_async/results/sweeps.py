@@ -18,6 +18,7 @@ from fedjax_async.config.settings import Settings, as_dict
 from fedjax_async.config.sweeping import SweepGroup
 from fedjax_async.config.watching import Callback
 from fedjax_async.results import provenance, store, streams, sweep_folder
+from fedjax_async.results.begun import warn_of_plugins
 from fedjax_async.results.callbacks import NO_CALLBACKS, Callbacks, as_callbacks, is_covered_in, stream_again
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.progress import ProgressShown, planning_bar, require_progress
@@ -286,6 +287,7 @@ def collect(folder: str | Path) -> tuple[Sweep, tuple[GridPoint, ...]]:
     """The finished runs of the sweep in ``folder``, and the points of the missing ones."""
     folder = check.path("folder", folder)
     points = sweep_folder.read_definition(folder)
+    warn_of_plugins(folder)
     finished = _finished(points, folder)
     missing = tuple(point for index, point in enumerate(points) if index not in finished)
     kept = tuple(points[index] for index in sorted(finished))

@@ -1,14 +1,18 @@
-"""What readers of tables and curves must know, in words: worlds that differ, scores of nodes, faults, early ends."""
+"""What readers of tables and curves must know, in words: other worlds, what is left out, scores of nodes, and ends."""
 
 from __future__ import annotations
 
+import csv
+import io
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from fedjax_async.base import identity
 from fedjax_async.base.notices import ENDED_EARLY
-from fedjax_async.results import metrics
+from fedjax_async.results import metrics, store
+from fedjax_async.results.compared import folder_name
 from fedjax_async.types import Run
 
 # The settings that make the world of a run: its data, clients, delays and budget, and what may fail.
@@ -57,6 +61,40 @@ def warn_of_differences(runs: Mapping[str, Sequence[Run]]) -> None:
     """Say on standard error that the runs are of different worlds, if they are."""
     if found := differences(runs):
         print(f"warning: {found}; curves and tables of them are no comparison of methods", file=sys.stderr)
+
+
+def listed_in(path: Path, names: Collection[str]) -> list[str]:
+    """Those of ``names`` that the table of the comparison in ``path`` lists, in its order."""
+    return [name for name in _rows_in(path) if name in names]
+
+
+def _rows_in(path: Path) -> list[str]:
+    """The methods of the table of the comparison in ``path``; none without a table."""
+    file = path / "comparison.csv"
+    lines = list(csv.reader(io.StringIO(file.read_text(encoding="utf-8-sig")))) if file.is_file() else []
+    return [line[0] for line in lines[1:] if line]
+
+
+def warn_of_left_out(path: Path, runs: Mapping[str, Sequence[Run]]) -> bool:
+    """Say on standard error what tables of ``runs`` will lack of the comparison in ``path``; whether it is a method."""
+    methods = [name for name in _rows_in(path) if name not in runs]
+    if methods:
+        print(
+            f"warning: {path}: its tables and pictures had also {', '.join(methods)}, which is not compared now (its "
+            "finished runs stay; one call with all methods compares them all)",
+            file=sys.stderr,
+        )
+    for name, group in runs.items():
+        ours = {str(run.settings.get("seed", 0)) for run in group}
+        finished = path.glob(f"runs/{folder_name(name)}/*/{store.MANIFEST}")
+        there = {manifest.parent.name.removeprefix("seed_") for manifest in finished}
+        if others := sorted(there - ours):
+            print(
+                f"warning: {path}: the tables leave out seed {', '.join(others)} of {name}, which an earlier call "
+                "finished; redraw takes all seeds",
+                file=sys.stderr,
+            )
+    return bool(methods)
 
 
 def faults_text(counters: Mapping[str, Any]) -> str:

@@ -118,6 +118,11 @@ def test_paths_with_commas_and_plus_signs_are_quoted(capsys, tmp_path):
     assert "8 updates, 8 server steps" in out.splitlines()[0]
 
 
+def test_list_takes_a_kind_as_the_settings_call_it(capsys):
+    assert ok(capsys, "list", "dataset").splitlines()[1:] == ok(capsys, "list", "datasets").splitlines()[1:]
+    assert ok(capsys, "list", "policy", "oort") == ok(capsys, "list", "policies", "oort")
+
+
 def test_list_describes_every_name(capsys):
     lines = ok(capsys, "list", "--options").splitlines()
     described = {line.split()[0] for line in lines if line.startswith("  ") and len(line.split()) > 3}

@@ -53,7 +53,7 @@ def test_a_sweep_counts_the_runs_that_accepted_nothing(capsys, tmp_path):
     base = 'model = "logistic"\nclients = 4\nsteps = 1\nupdates = 6\nmethod = "fedbuff@buffer:size=4"\n'
     file.write_text(f"[base]\n{base}[grid]\nnorm_limit = [1e-9, 1e9]\n")
     _, (unused, rejected) = said(capsys, 3, "sweep", str(file), "--out", str(out), "--quiet", "--no-plots")
-    assert "norm_limit=1e-09, norm_limit=1000000000.0: 4 uploads came" in unused
+    assert "norm_limit=1e-09, norm_limit=1000000000.0: 4 uploads in all came" in unused
     assert rejected.startswith("norm_limit=1e-09: EVERY UPLOAD")
     columns = ("all_rejected", "updates", "unused", "rejected")
     assert [[row[name] for name in columns] for row in rows(out / "runs.csv")] == [[*"1426"], [*"0420"]]

@@ -24,7 +24,6 @@ MANY = "9" * 300
 OUTLESS = {
     "--overwrite": "overwrite = True",
     "--keep-best": "keep_best = True",
-    "--no-plots": "no_plots = True",
     "--format svg,png": "format = 'svg,png'",
 }
 TRAINING = {
@@ -84,7 +83,8 @@ CALLS = [
     ("plan --gantt ''", "argument --gantt: must be the name of a file"),
     ("report a --out ''", "argument --out: must be the name of a file"),
     # kinds, data sets and folders
-    ("list method", "did you mean 'methods'?"),
+    ("list methodss", "did you mean 'methods'?"),
+    ("plan --partition dirichlet=0.3", "options follow a colon, as in dirichlet:OPTION=VALUE"),
     ("list methods orthofll", "method = 'orthofll': unknown; did you mean 'orthofl'?"),
     ("data fetch digits", "known: mnist"),
     ("report file", "folder = 'file': must hold a finished run"),

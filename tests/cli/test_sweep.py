@@ -1,11 +1,15 @@
 """``fedjax-async sweep`` from the outside."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from fedjax_async import cli
+from fedjax_async.base import registry
+from fedjax_async.base.notices import RunWarning
 from fedjax_async.cli import sweep, sweep_file
+from fedjax_async.config import plugins
 from fedjax_async.config.grid import expand
 from fedjax_async.config.sweeping import SweepGroup
 from fedjax_async.results import cluster, load, sweep_report
@@ -135,6 +139,37 @@ def test_roles_are_shown_and_the_test_set_is_warned_of(capsys, no_pictures, engi
     out = ok(capsys, *SWEEP, "--collect")
     assert "Tuned: lr; separately for each mixing." in out and "8 finished" not in out
     assert collect(OUT)[0].roles == {"method.mixing": "compared"}
+
+
+def test_options_of_a_plugins_method_are_tuned_only_where_the_plugin_is_known(tmp_path, capsys, monkeypatch, engine):
+    plugin, file, out = tmp_path / "own.py", tmp_path / "own.toml", tmp_path / "swept"
+    plugin.write_text(
+        "from fedjax_async import register, server\n\n\n"
+        "@register('method', 'own_rule')\n"
+        "def own_rule(*, c=1.0):\n"
+        "    return server.fedasync(mixing=c)\n"
+    )
+    file.write_text(SMALL.replace("mixing", "c").replace("[base]", '[base]\nmethod = "own_rule"'))
+    monkeypatch.setattr(registry, "ADDED", {})
+    monkeypatch.setattr(plugins, "LOADED", {})
+    assert "Tuned: c, lr" in ok(capsys, "sweep", str(file), "--out", str(out), "--plugin", str(plugin), "--quiet")
+
+    def forgotten():
+        registry.ADDED.clear()
+        plugins.LOADED.clear()
+        registry.forget()
+        for name in [name for name in sys.modules if name.startswith("own_")]:
+            del sys.modules[name]
+
+    forgotten()
+    assert "Tuned: c, lr" in ok(capsys, "redraw", str(out), "--no-plots")
+    forgotten()
+    with pytest.warns(RunWarning, match=r"was made with .*own\.py, which is not loaded"):
+        collect(out)
+    forgotten()
+    plugin.unlink()
+    assert cli.main(["redraw", str(out), "--no-plots"]) == 0
+    assert "which is not loaded" in capsys.readouterr().err
 
 
 def test_the_file_says_how_tables_are_made_and_flags_replace_it(capsys, no_pictures, engine):

@@ -6,6 +6,7 @@ Columns, cells, clients and numbers are read alike for all of them (``csv_tables
 import numpy as np
 import pytest
 
+from fedjax_async.base.notices import RunWarning
 from fedjax_async.clock import Limits, bind_conditions, bind_delays, energy
 from fedjax_async.clock import network as networks
 from tests.told import refusal
@@ -74,6 +75,14 @@ def test_anything_amiss_in_a_table_is_one_line_with_its_place(tmp_path, table, t
     name, *options = table.split(",")
     said = refusal(READERS[name], ",".join([f"csv:path={path}", *options]))
     assert message in said and "table.csv" in said
+
+
+@pytest.mark.parametrize("table", ["delays", "trace"])
+def test_lines_of_further_clients_are_said_to_be_unused(tmp_path, table):
+    path, header = tmp_path / "table.csv", {"delays": "client,mean,std", "trace": "client,seconds"}[table]
+    path.write_text("\n".join([header, *(",".join([str(k)] + ["1"] * header.count(",")) for k in range(5))]))
+    with pytest.warns(RunWarning, match="table.csv: the lines of 2 further clients are not used, since there are 3"):
+        READERS[table](f"csv:path={path}")
 
 
 def test_a_client_is_the_same_device_in_all_tables_that_name_it(tmp_path):

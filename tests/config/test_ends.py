@@ -150,6 +150,19 @@ def test_one_warning_names_the_runs():
         notices.warn_about({name: {"ended_early": "ended"} for name in "abcde"})
 
 
+def test_an_upload_that_is_lost_on_its_way_has_been_sent():
+    """As between nodes, whose messages count when they are sent, and as in the energy of the clients."""
+    given = DELAYED | {"method": "asgd", "engine": "reference", "time": 200.0, "eval_time": 20.0}
+    lossy, crashing = (simulate(**given, faults=f"{fault}:probability=0.4") for fault in ("drop", "crash"))
+    size = 4 * (784 * 10 + 10)
+    for run, sent in (
+        (lossy, len(lossy.updates["client"]) + lossy.counters["lost"]),
+        (crashing, len(crashing.updates["client"])),
+    ):
+        assert run.counters["lost"] > 10 and run.evaluations["bytes_up"][-1] == size * sent
+        assert (np.diff(run.evaluations["bytes_up"]) >= 0).all()
+
+
 COUNTED = ("time", "update", "bytes_up", "bytes_down", "energy", "carbon")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.resources
 import json
 import struct
+import warnings
 
 import numpy as np
 import pyarrow as pa
@@ -263,6 +264,18 @@ def test_the_separator_of_a_csv_file_is_found(tmp_path, separator):
     assert found.y.tolist() == [0, 1] and found.class_names == ("cat", "dog") and found.groups.tolist() == [0, 0]
     assert found.test_x.tolist() == [[2.0, 1.5]] and found.test_groups.tolist() == [1]
     assert read(tmp_path, "csv:path=HERE/it,x=x,y=y", "x,y\n1,cat\n2, cat\n3,cat \n").class_names == ("cat",)
+
+
+def test_owners_that_share_clients_and_test_rows_that_are_not_used_are_said(tmp_path):
+    rows = [f"{shop},{k},{k % 2},{part}" for shop in "abc" for k, part in enumerate(["train"] * 6 + ["test"] * 2)]
+    found = read(tmp_path, "csv:path=HERE/it,x=x,y=y,client=shop,split=part", "\n".join(["shop,x,y,part", *rows]))
+    with pytest.warns(DataWarning, match="its 3 owners are dealt to 2 clients, so no client has a name; clients=3"):
+        assert federate(found, "natural", num_clients=2, seed=0).client_names is None
+    with pytest.warns(DataWarning, match="its 6 test rows are not used: test_fraction = 0.5 takes each client's test"):
+        assert len(federate(found, "natural", seed=0, test_fraction=0.5).test_x) == 9
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert federate(found, "natural", seed=0).client_names == ("a", "b", "c")
 
 
 def test_a_csv_file_of_its_own_may_have_the_test_set(tmp_path):

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedjax_async import bridges, named, simulate
+from fedjax_async import bridges, named, register, simulate
+from fedjax_async.base import registry
 from fedjax_async.base.fingerprints import fingerprint
 from fedjax_async.base.notices import RunWarning
 from fedjax_async.local import local_training, run_job
@@ -298,6 +299,21 @@ def test_a_loss_of_torch_and_wrong_inputs_in_a_run_are_one_line():
     assert "loss = 'CrossEntropyLoss': must be a function of JAX" in said
     said = refusal(simulate, model=nn.Linear(5, 10), **SMALL)
     assert re.search(r"for inputs of the shape \(B, 6\); it raised RuntimeError: a and b must", said)
+
+
+@quietly
+def test_what_a_registered_factory_makes_starts_from_the_seed_as_the_class_does(monkeypatch):
+    monkeypatch.setattr(registry, "ADDED", {})
+    register("model", "own_torch")(lambda *, outputs=10: nn.Linear(6, outputs))
+    torch.manual_seed(1)
+    first = simulate(model="own_torch:outputs=10", **SMALL)
+    torch.manual_seed(2)
+    registry.forget()
+    again, other = (simulate(model="own_torch:outputs=10", **SMALL | {"seed": seed}) for seed in (0, 1))
+    same = simulate(model=from_torch_module(lambda: nn.Linear(6, 10)), **SMALL)
+    for run in (again, same):
+        np.testing.assert_array_equal(run.evaluations["loss"], first.evaluations["loss"])
+    assert other.evaluations["loss"][0] != first.evaluations["loss"][0]
 
 
 def test_images_are_turned_only_where_the_first_layer_takes_channels_first():

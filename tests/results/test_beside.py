@@ -143,7 +143,7 @@ def test_the_command_takes_labels(capsys):
     for wrong, says in (
         (("x=", "asgd"), "method = 'x=': must be LABEL=METHOD"),
         (("a/b=asgd",), "label = 'a/b': must be 1 to 60"),
-        (("A=asgd", "A=fedavg"), "methods = ['A=asgd', 'A=fedavg']: must be different from each other"),
+        (("A=asgd", "A=fedavg"), "methods = ['A=asgd', 'A=fedavg']: must be different from each other, but A is there"),
         (("Ours=asgd", "--baseline", "fedavg"), "baseline = 'fedavg': must be one of Ours"),
         (("Ours=asgd", "--target", "fedavg"), "or one of Ours"),
         (("Ours=fedasync", "--mixing", "0.4"), "as in fedasync:mixing=0.4"),

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pytest
 
 from fedjax_async import data, simulate
 from fedjax_async.data import Dataset, federate, open_folder, write_folder
+from fedjax_async.data.looks import DataWarning
 from fedjax_async.results import explaining, load, plots, save, write_comparison
 from fedjax_async.results.client_names import LONGEST, label, with_names
 from fedjax_async.results.clients import MOST_NAMED, worst_rows, write_clients_of_run
@@ -41,13 +43,16 @@ def test_a_csv_column_names_the_clients_of_a_run_and_of_its_folder(tmp_path):
     assert run.client_names == load(tmp_path / "run").client_names == ("Ost", "7", "007")  # by their first training row
     table = rows(tmp_path / "run" / "clients.csv")
     assert [(row["client"], row["client_name"]) for row in table] == [("0", "Ost"), ("1", "7"), ("2", "007")]
-    assert federate(data.load(dataset), "natural", 2).client_names is None  # two owners share a client
+    with pytest.warns(DataWarning, match="its 3 owners are dealt to 2 clients"):
+        assert federate(data.load(dataset), "natural", 2).client_names is None  # two owners share a client
 
 
 def test_only_natural_clients_with_one_owner_have_its_name():
     assert federate(OWNED, "natural").client_names == ("a", "c", "d")
     assert federate(OWNED, "natural", test_fraction=0.5).client_names == ("a", "c", "d")
-    assert federate(OWNED, "natural", 2).client_names is None and federate(OWNED, "iid", 3).client_names is None
+    with pytest.warns(DataWarning, match="its 3 owners are dealt to 2 clients"):
+        assert federate(OWNED, "natural", 2).client_names is None
+    assert federate(OWNED, "iid", 3).client_names is None
     numbers = OWNED._replace(group_names=("0", "-", "1", "2"))
     assert federate(numbers, "natural").client_names is None  # they say no more than the clients' numbers
 

@@ -285,6 +285,15 @@ def test_a_killed_run_does_not_go_on_after_its_labels_were_flipped(tmp_path, cap
     assert store.load(out).settings == described(**given, checkpoint=1) and not (out / "checkpoints").exists()
 
 
+def test_a_killed_run_that_is_begun_anew_is_not_said_to_go_on(tmp_path, capsys):
+    killed_run(tmp_path / "run", 3, **small(tmp_path), checkpoint=1)
+    given = small(tmp_path) | delays(tmp_path, 3)
+    anew = simulate(**given, checkpoint=1, out=tmp_path / "run", plots=False, progress=False, again=True)
+    assert "goes on" not in capsys.readouterr().out
+    alone = simulate(**given, progress=False)
+    np.testing.assert_array_equal(anew.evaluations["loss"], alone.evaluations["loss"])
+
+
 def test_a_killed_run_goes_on_with_a_moved_copy(tmp_path):
     given = small(tmp_path)
     killed_run(tmp_path / "run", 3, **given, checkpoint=1)

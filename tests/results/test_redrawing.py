@@ -61,7 +61,8 @@ def test_a_comparison_is_redrawn_to_the_same_bytes_or_with_other_options(compari
     options = {"final": "last", "target": "Ours", "baseline": "Ours", "columns": ["time"]}
     text = redraw(comparison, **options, drawing=Drawing(x="bytes", formats=("svg",), title="T"))
     assert "the final accuracy of Ours" in text and "relative to Ours" in text and "accuracy, last (%)" in text
-    assert b"sent, both directions" in (comparison / "accuracy.svg").read_bytes()
+    assert b"sent, both directions" in (comparison / "accuracy_bytes.svg").read_bytes()
+    assert (comparison / "accuracy.png").read_bytes() == before["accuracy.png"], "against time"
     assert (comparison / "comparison.tex").read_text().count("&") == 3 * 1
     assert {name for name in contents(comparison) if "runs/" in name} == {name for name in before if "runs/" in name}
 
@@ -77,13 +78,26 @@ def test_the_methods_are_those_of_the_table_in_its_order(comparison):
     assert "fedavg" in redraw(comparison, plots=False)
 
 
+def test_methods_and_seeds_that_new_tables_leave_out_are_said(comparison, capsys):
+    """Their runs stay, but tables and pictures of them would be gone without a word."""
+    ours = reading.comparison_in(comparison)["Ours"]
+    redraw(comparison, drawing=Drawing(formats=("pdf",)))
+    write_comparison({"Ours": ours, "fedavg": reading.comparison_in(comparison)["fedavg"]}, comparison, plots=False)
+    assert capsys.readouterr().err == "" and (comparison / "accuracy.pdf").exists()
+    write_comparison({"Ours": ours[:2]}, comparison)
+    said = capsys.readouterr().err
+    assert "its tables and pictures had also fedavg, which is not compared now" in said
+    assert "the tables leave out seed 2 of Ours" in said
+    assert (comparison / "accuracy.png").exists() and not (comparison / "accuracy.pdf").exists(), "one of both methods"
+
+
 def test_a_run_is_redrawn(tmp_path):
     write_run(make_run(), tmp_path)
     before = contents(tmp_path)
     assert redraw(tmp_path) == "" and contents(tmp_path) == before
     redraw(tmp_path, final="last", drawing=Drawing(x="update"))
-    changed = {name for name, content in contents(tmp_path).items() if before[name] != content}
-    assert changed == {"accuracy.png"}
+    changed = {name for name, content in contents(tmp_path).items() if before.get(name) != content}
+    assert changed == {"accuracy_update.png"}
 
 
 def test_the_clients_of_a_redrawn_run_have_the_final_value_that_was_asked_for(tmp_path):
@@ -154,7 +168,8 @@ def test_the_command(capsys, comparison):
     assert "x = 'update': must be left out with --no-plots" in said
     out = ok(capsys, "redraw", place, "--x", "step", "--format", "pdf,svg", "--columns", "accuracy,time")
     assert out.endswith(f"written: {comparison}\n") and "relative to fedavg" in out
-    assert b"server steps" in (comparison / "accuracy.svg").read_bytes() and (comparison / "accuracy.pdf").is_file()
+    assert b"server steps" in (comparison / "accuracy_step.svg").read_bytes()
+    assert (comparison / "accuracy_step.pdf").is_file()
     for axis, says in (("steps", "one of time, update, step, bytes, energy"), ("energy", "time")):
         assert f"x = '{axis}': must be {says}" in refused(capsys, "redraw", place, "--x", axis)
     with elsewhere(comparison), pytest.raises(ValueError, match="in use by"):
@@ -183,7 +198,7 @@ def test_an_axis_that_new_runs_lack_is_refused(capsys, tmp_path, monkeypatch, wo
 def test_the_axis_of_new_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(sweeping, "execute_group", of_group)
     assert cli.main(["run", *SMALL, "--out", str(tmp_path / "one"), "--x", "update", "--format", "svg"]) == 0
-    assert b"client updates applied" in (tmp_path / "one" / "accuracy.svg").read_bytes()
+    assert b"client updates applied" in (tmp_path / "one" / "accuracy_update.svg").read_bytes()
     run = make_run()
     joules = run.evaluations["update"] * 30.0
     counted, energy = {"a": [make_run(energy=joules, carbon=joules)]}, Drawing(x="energy")
