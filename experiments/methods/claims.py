@@ -141,7 +141,8 @@ WORLDS: dict[str, tuple[dict[str, Any], Methods]] = {
         {"partition": "halves", "delay": "half_slow", "time": 12000.0, "eval_time": 240.0},
         {
             "FedAsync": ("fedasync:mixing={}", (0.6, 0.3, 0.1)),
-            "FedBuff, K = 5": ("fedbuff:server_lr={}@buffer:size=5", (1, *RATES)),
+            "FedBuff, K = 5": ("fedbuff:server_lr={}@buffer:size=5", (2, 1, *RATES)),
+            "Port, K = 5, S = 3": ("port:server_lr={},bound=3@hurry:size=5,bound=3", (2, 1, *RATES)),
             "ASGD": ("asgd:server_lr={}", RATES),
             "AREA": ("area@buffer:size={}", (1, 3, 10)),
             "ACE": ("ace:server_lr={}", (1, *RATES)),
@@ -236,7 +237,10 @@ CLAIMS: dict[str, tuple[tuple[str, str], ...]] = {
     "long jobs at unequal speeds": tuple(
         ("Port, K = 10, S = 3", other) for other in ("FedBuff, K = 10, rate 1", "FedBuff, K = 10")
     ),
-    "slow half with other labels": (("AREA", "FedAsync"), ("AREA", "FedBuff, K = 5")),
+    "slow half with other labels": (
+        *(("AREA", other) for other in ("FedAsync", "FedBuff, K = 5")),
+        ("Port, K = 5, S = 3", "FedBuff, K = 5"),
+    ),
     "absent clients": tuple((label, "FedAvg") for label in ("FedVARP", "FedStale, beta = 0.5", "MIFA")),
     "nodes on a ring": (("SPARQ, top 10 %, trigger 4", "CHOCO, top 10 %"),),
     "nodes with four neighbours": tuple(

@@ -72,7 +72,8 @@ def test_links_differ_and_messages_jitter_by_factors_of_mean_one_down_and_up_apa
 def test_a_table_gives_each_client_its_link(tmp_path):
     path = tmp_path / "links.csv"
     path.write_text("latency,client,up,down\n0.5,1,10,100\n0,0,1,2\n9,7,1,1\n")
-    seconds = network(f"csv:path={path}", 2).seconds([0, 1], 0, 600, 90)
+    with pytest.warns(RunWarning, match="the lines of 1 further client are not used"):
+        seconds = network(f"csv:path={path}", 2).seconds([0, 1], 0, 600, 90)
     np.testing.assert_allclose(seconds, [300 + 90, 0.5 + 6 + 0.5 + 9])
     path.write_text("client,down,up,latency,jitter\n0,1,1,0,0\n1,1,1,0,0.5\n")
     seconds = network(f"csv:path={path}", 2).seconds(np.repeat([0, 1], 50), np.tile(np.arange(50), 2), 1, 0)
