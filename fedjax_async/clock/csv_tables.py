@@ -118,8 +118,7 @@ def rows_of(clients: np.ndarray, num_clients: int, path: str | Path) -> np.ndarr
     if len(missing):
         raise ValueError(f"{path}, column 'client': no line for client {missing[0]} of {num_clients} (0 is the first)")
     if more := int(np.sum(clients >= num_clients)):
-        unused = f"the lines of {more} further client{'s' * (more > 1)} are not used"
-        text = f"{path}: {unused}, since there are {num_clients} clients"
+        text = f"{path}: the lines of {more} further client{'s' * (more > 1)} are not used (clients = {num_clients})"
         warnings.warn(text, RunWarning, stacklevel=2)
     rows = np.zeros(num_clients, np.int64)
     inside = clients < num_clients

@@ -30,7 +30,7 @@ from fedjax_async.engine.compiling import jitted
 from fedjax_async.engine.components import row_of
 from fedjax_async.models import MODELS, OF_TEXT, augmented, decoded, from_module, in_dtype, is_module, rematerialised
 from fedjax_async.models.state_dicts import flattened, from_torch, has_torch_names, layer_names
-from fedjax_async.models.torch_modules import from_torch_module, is_torch_module
+from fedjax_async.models.torch_modules import from_torch_module, is_torch_instance
 from fedjax_async.models.weights import READERS, arrays_of, filled, read_arrays
 from fedjax_async.types import Array, FederatedData, Key, Model, Params
 
@@ -195,7 +195,7 @@ def _model(spec: Chosen, shape: tuple[int, ...], num_classes: int | None) -> Mod
         try:
             named = registry.spec("model", MODELS, str(spec), input_shape=shape, num_classes=num_classes)
             given = named.make()
-            if not isinstance(given, Model) and is_torch_module(given) and num_classes is not None:
+            if is_torch_instance(given) and num_classes is not None and named.make() is not given:
                 given = from_torch_module(named.make)  # made under the seed of the run, as the class itself would be
         except ValueError as error:
             labels = "the targets of the data set are numbers, not classes (classes are integer labels, not one-hot)"

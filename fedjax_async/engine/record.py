@@ -236,7 +236,7 @@ def _uploaded(schedule: Schedule, points: EvaluationPoints, size: np.ndarray | i
     """Bytes that the clients have sent by each evaluation; ``size``: bytes of every upload, or of each job's."""
     whole = with_derived_columns(schedule)
     lost = whole.outcome == Outcome.LOST
-    moment = np.where(lost, schedule.freed_time, schedule.upload_time)
+    moment = np.where(lost, whole.freed_time, whole.upload_time)
     order = np.argsort(moment, kind="stable")
     sent = (1 + whole.copies) * (whole.outcome != Outcome.WITHHELD)  # a further copy of an upload is traffic too
     each = np.broadcast_to(sent * np.asarray(size, np.int64), len(order))[order]

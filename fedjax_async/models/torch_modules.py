@@ -30,10 +30,20 @@ from fedjax_async.types import Array, Key, Model, Params, Path
 RUNNING = ("running_mean", "running_var")
 
 
+def _module_class() -> Any:
+    """``torch.nn.Module``; None if torch is not imported, when no module can exist."""
+    return getattr(getattr(sys.modules.get("torch"), "nn", None), "Module", None)
+
+
+def is_torch_instance(thing: object) -> bool:
+    """Whether it is a ``torch.nn.Module``, with the weights that it has."""
+    module = _module_class()
+    return module is not None and isinstance(thing, module)
+
+
 def is_torch_module(thing: object) -> bool:
     """Whether it is a ``torch.nn.Module``, or a class of them, or a ``partial`` of one, that needs no arguments."""
-    torch = sys.modules.get("torch")  # a module of PyTorch exists only if torch is imported
-    module = getattr(getattr(torch, "nn", None), "Module", None)
+    module = _module_class()
     if module is None:
         return False
     made = thing.func if isinstance(thing, functools.partial) else thing

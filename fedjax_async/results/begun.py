@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from fedjax_async.base import check, disk, registry
-from fedjax_async.base.notices import RunWarning
 from fedjax_async.config import plugins
 from fedjax_async.config.earlier import Earlier, as_meant
 from fedjax_async.config.settings import Settings, from_dict
@@ -29,18 +27,6 @@ def save_plugins(folder: Path) -> None:
     """Write the names of the loaded plugins into ``folder``, if there are any."""
     if plugins.LOADED:
         disk.write(folder / PLUGINS, files.json_bytes(list(plugins.LOADED)))
-
-
-def warn_of_plugins(folder: Path) -> None:
-    """Warn if a folder was made with plugins and no part of the user's is registered: its methods cannot be read."""
-    if (folder / PLUGINS).is_file() and not any(registry.ADDED.values()):
-        sources = ", ".join(json.loads((folder / PLUGINS).read_bytes()))
-        warnings.warn(
-            f"{folder}: was made with {sources}, which is not loaded: options of the methods in it are not told apart, "
-            "so that no setting counts as tuned (--plugin FILE.py; in Python, run the file first)",
-            RunWarning,
-            stacklevel=3,
-        )
 
 
 def load_plugins(folder: Path) -> None:

@@ -131,7 +131,7 @@ def write_comparison(
     latex.chosen([name for name in extended[0] if name != "method"], columns)  # refuses before anything is written
     decimals = tables.decimals_of(rows)
     if warn_of_left_out(folder, runs):
-        remove_pictures(folder, ("accuracy", "loss", clients.NAME))
+        remove_pictures(folder, {clients.NAME, *(column for run in every for column in run.evaluations)})
     tables.write(extended, folder / "comparison.csv")
     notes = [note] if (note := note_on_nodes(runs)) else []
     if "target (%)" in extended[0]:

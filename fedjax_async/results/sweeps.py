@@ -12,13 +12,13 @@ from fedjax_async.base import check, notices
 from fedjax_async.config import sweeping
 from fedjax_async.config.grid import GridPoint, expand, swept, with_changes
 from fedjax_async.config.keywords import OfSweeps, signed
+from fedjax_async.config.own import ABSENT, Named
 from fedjax_async.config.resolving import resolved as resolved_settings
 from fedjax_async.config.roles import roles_of
 from fedjax_async.config.settings import Settings, as_dict
 from fedjax_async.config.sweeping import SweepGroup
 from fedjax_async.config.watching import Callback
 from fedjax_async.results import provenance, store, streams, sweep_folder
-from fedjax_async.results.begun import warn_of_plugins
 from fedjax_async.results.callbacks import NO_CALLBACKS, Callbacks, as_callbacks, is_covered_in, stream_again
 from fedjax_async.results.claim import claimed
 from fedjax_async.results.progress import ProgressShown, planning_bar, require_progress
@@ -287,8 +287,25 @@ def collect(folder: str | Path) -> tuple[Sweep, tuple[GridPoint, ...]]:
     """The finished runs of the sweep in ``folder``, and the points of the missing ones."""
     folder = check.path("folder", folder)
     points = sweep_folder.read_definition(folder)
-    warn_of_plugins(folder)
+    _warn_of_unknown_methods(folder, points)
     finished = _finished(points, folder)
     missing = tuple(point for index, point in enumerate(points) if index not in finished)
     kept = tuple(points[index] for index in sorted(finished))
     return Sweep(kept, folder, roles=sweep_folder.read_roles(folder, points)), missing
+
+
+def _warn_of_unknown_methods(folder: Path, points: Sequence[GridPoint]) -> None:
+    """Warn of swept methods that are not known here: their texts are not split into a method and its swept options."""
+    paths = swept(points)
+    if "method" not in paths or not any(path.startswith("method.") for path in paths):
+        return
+    methods = [point.settings.method for point in points]
+    unknown = list(dict.fromkeys(str(one) for one in methods if isinstance(one, Named) and one.thing is ABSENT))
+    if unknown:
+        shown = ", ".join(unknown[:3]) + ", ..." * (len(unknown) > 3)
+        warnings.warn(
+            f"{folder}: {shown}: unknown here, so that each text counts as a method of its own and its options are not "
+            "tuned (load the plugin: --plugin FILE.py; in Python, run the file first)",
+            notices.RunWarning,
+            stacklevel=3,
+        )

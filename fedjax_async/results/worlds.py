@@ -71,30 +71,34 @@ def listed_in(path: Path, names: Collection[str]) -> list[str]:
 def _rows_in(path: Path) -> list[str]:
     """The methods of the table of the comparison in ``path``; none without a table."""
     file = path / "comparison.csv"
-    lines = list(csv.reader(io.StringIO(file.read_text(encoding="utf-8-sig")))) if file.is_file() else []
-    return [line[0] for line in lines[1:] if line]
+    text = file.read_text(encoding="utf-8-sig", errors="replace") if file.is_file() else ""
+    header, *lines = list(csv.reader(io.StringIO(text))) or [[]]
+    return [line[0] for line in lines if line] if header[:1] == ["method"] else []
 
 
 def warn_of_left_out(path: Path, runs: Mapping[str, Sequence[Run]]) -> bool:
-    """Say on standard error what tables of ``runs`` will lack of the comparison in ``path``; whether it is a method."""
-    methods = [name for name in _rows_in(path) if name not in runs]
-    if methods:
+    """Say on standard error what tables of ``runs`` will lack of the comparison in ``path``.
+
+    Returns whether the tables there are of other methods.
+    """
+    before = _rows_in(path)
+    if methods := [name for name in before if name not in runs]:
         print(
             f"warning: {path}: its tables and pictures had also {', '.join(methods)}, which is not compared now (its "
             "finished runs stay; one call with all methods compares them all)",
             file=sys.stderr,
         )
     for name, group in runs.items():
-        ours = {str(run.settings.get("seed", 0)) for run in group}
-        finished = path.glob(f"runs/{folder_name(name)}/*/{store.MANIFEST}")
+        finished = path.glob(f"runs/{folder_name(name)}/seed_*/{store.MANIFEST}")
         there = {manifest.parent.name.removeprefix("seed_") for manifest in finished}
-        if others := sorted(there - ours):
+        others = there - {str(run.settings.get("seed", 0)) for run in group}
+        if others:
             print(
-                f"warning: {path}: the tables leave out seed {', '.join(others)} of {name}, which an earlier call "
-                "finished; redraw takes all seeds",
+                f"warning: {path}: the tables leave out seed {', '.join(sorted(others, key=int))} of {name}, which an "
+                "earlier call finished",
                 file=sys.stderr,
             )
-    return bool(methods)
+    return bool(before) and {*before} != {*runs}
 
 
 def faults_text(counters: Mapping[str, Any]) -> str:

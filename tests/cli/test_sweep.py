@@ -141,7 +141,7 @@ def test_roles_are_shown_and_the_test_set_is_warned_of(capsys, no_pictures, engi
     assert collect(OUT)[0].roles == {"method.mixing": "compared"}
 
 
-def test_options_of_a_plugins_method_are_tuned_only_where_the_plugin_is_known(tmp_path, capsys, monkeypatch, engine):
+def test_options_of_a_plugins_methods_are_tuned_only_where_they_are_known(tmp_path, capsys, monkeypatch, engine):
     plugin, file, out = tmp_path / "own.py", tmp_path / "own.toml", tmp_path / "swept"
     plugin.write_text(
         "from fedjax_async import register, server\n\n\n"
@@ -149,10 +149,12 @@ def test_options_of_a_plugins_method_are_tuned_only_where_the_plugin_is_known(tm
         "def own_rule(*, c=1.0):\n"
         "    return server.fedasync(mixing=c)\n"
     )
-    file.write_text(SMALL.replace("mixing", "c").replace("[base]", '[base]\nmethod = "own_rule"'))
+    own = SMALL.replace("method.mixing", "method.c").replace("[base]", '[base]\nmethod = "own_rule"')
+    file.write_text(own + '[[points]]\nmethod = "asgd"\n')
     monkeypatch.setattr(registry, "ADDED", {})
     monkeypatch.setattr(plugins, "LOADED", {})
-    assert "Tuned: c, lr" in ok(capsys, "sweep", str(file), "--out", str(out), "--plugin", str(plugin), "--quiet")
+    tuned = "4 for method=own_rule, 1 for method=asgd"  # trials
+    assert tuned in ok(capsys, "sweep", str(file), "--out", str(out), "--plugin", str(plugin), "--quiet", "--no-plots")
 
     def forgotten():
         registry.ADDED.clear()
@@ -162,14 +164,14 @@ def test_options_of_a_plugins_method_are_tuned_only_where_the_plugin_is_known(tm
             del sys.modules[name]
 
     forgotten()
-    assert "Tuned: c, lr" in ok(capsys, "redraw", str(out), "--no-plots")
+    assert tuned in ok(capsys, "redraw", str(out), "--no-plots")
     forgotten()
-    with pytest.warns(RunWarning, match=r"was made with .*own\.py, which is not loaded"):
+    with pytest.warns(RunWarning, match="own_rule:c=0.4, own_rule:c=0.8: unknown here, so that each text"):
         collect(out)
-    forgotten()
-    plugin.unlink()
+    plugin.write_text("1 / 0")
     assert cli.main(["redraw", str(out), "--no-plots"]) == 0
-    assert "which is not loaded" in capsys.readouterr().err
+    told = capsys.readouterr()
+    assert tuned not in told.out and "own_rule:c=0.4, own_rule:c=0.8: unknown here" in told.err
 
 
 def test_the_file_says_how_tables_are_made_and_flags_replace_it(capsys, no_pictures, engine):

@@ -81,7 +81,7 @@ def test_anything_amiss_in_a_table_is_one_line_with_its_place(tmp_path, table, t
 def test_lines_of_further_clients_are_said_to_be_unused(tmp_path, table):
     path, header = tmp_path / "table.csv", {"delays": "client,mean,std", "trace": "client,seconds"}[table]
     path.write_text("\n".join([header, *(",".join([str(k)] + ["1"] * header.count(",")) for k in range(5))]))
-    with pytest.warns(RunWarning, match="table.csv: the lines of 2 further clients are not used, since there are 3"):
+    with pytest.warns(RunWarning, match="table.csv: the lines of 2 further clients are not used .clients = 3."):
         READERS[table](f"csv:path={path}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import re
 import warnings
 
@@ -314,6 +315,22 @@ def test_what_a_registered_factory_makes_starts_from_the_seed_as_the_class_does(
     for run in (again, same):
         np.testing.assert_array_equal(run.evaluations["loss"], first.evaluations["loss"])
     assert other.evaluations["loss"][0] != first.evaluations["loss"][0]
+
+
+@quietly
+def test_a_registered_factory_may_return_a_class_or_always_the_same_module(monkeypatch):
+    monkeypatch.setattr(registry, "ADDED", {})
+    net = nn.Linear(6, 10)
+    register("model", "own_shared")(lambda: net)
+    register("model", "own_partial")(lambda *, outputs=10: functools.partial(nn.Linear, 6, outputs))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        run = simulate(model="own_shared", **SMALL)
+    assert any("starts from the weights that it was made with" in str(one.message) for one in said)
+    same = simulate(model=net, **SMALL)
+    np.testing.assert_array_equal(run.evaluations["loss"], same.evaluations["loss"])
+    drawn = [simulate(model="own_partial", **SMALL | {"seed": seed}).evaluations["loss"][0] for seed in (0, 1)]
+    assert drawn[0] != drawn[1]
 
 
 def test_images_are_turned_only_where_the_first_layer_takes_channels_first():
