@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from fedjax_async.base import registry
 from tests.experiment import comparing
 
 
@@ -46,3 +47,20 @@ def test_rows_of_earlier_runs_keep_their_machine(files):
     assert files.page.of_their_machines(table, head + before) == of_both
     assert files.page.of_their_machines(table, "") == table
     assert files.page.of_their_machines(table, head + before.replace("0.1", "0.2")) == table, "run again"
+
+
+def test_a_changed_file_beside_a_method_counts_as_another_method(files, tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "ADDED", {})
+    mine, beside = tmp_path / "mine.py", tmp_path / "beside_mine.py"
+    beside.write_text("LIMIT = 1.0\n")
+    mine.write_text(
+        "from beside_mine import LIMIT\n"
+        "from fedjax_async import register, server\n"
+        "register('method', 'mine')(lambda *, limit=LIMIT: server.fedasync(mixing=limit))\n"
+    )
+    files.parts.added(str(mine))
+    before = files.parts.digest(str(mine))
+    (tmp_path / "other.py").write_text("x = 1\n")
+    assert files.parts.digest(str(mine)) == before
+    beside.write_text("LIMIT = 2.0\n")
+    assert files.parts.digest(str(mine)) != before

@@ -62,8 +62,6 @@ def options() -> argparse.Namespace:
     if given.known is not None and not (given.add or given.new):
         parser.error("argument --known: must be given with --add or --new, which run methods beside known results")
     given.known = given.known or RESULTS
-    stem = f"{given.scale}-{Path(given.add).stem}-{parts.digest(given.add)}" if given.add else given.scale
-    given.out = given.out or Path("runs/comparison") / stem
     if given.processes is None:
         given.processes = parts.usual_processes()
     given.name = "comparison"
@@ -92,6 +90,8 @@ def compare(given: argparse.Namespace) -> None:
         report.require(given.html)  # before hours of training
     methods = given.methods or list(SCALES[given.scale].methods or spaces.methods())
     mine = list(parts.added(given.add)) if given.add else []
+    stem = f"{given.scale}-{Path(given.add).stem}-{parts.digest(given.add)}" if given.add else given.scale
+    given.out = given.out or Path("runs/comparison") / stem
     known = kept.Results([], [], [])
     if given.add or given.new:
         known = kept.read(given.known, given.scale)

@@ -105,8 +105,16 @@ def definition(scale: str, plugin: str = "") -> dict[str, object]:
 
 
 def digest(plugin: str) -> str:
-    """Eight hexadecimal digits that stand for the content of a plugin's file."""
-    return hashlib.sha256(Path(plugin).read_bytes()).hexdigest()[:8]
+    """Eight hexadecimal digits that stand for the content of a plugin and of the files beside it that it imports.
+
+    The plugin must have been loaded (:func:`added`).
+    """
+    here = Path(plugin).resolve()
+    loaded = {Path(file).resolve() for one in list(sys.modules.values()) if (file := getattr(one, "__file__", None))}
+    content = hashlib.sha256(here.read_bytes())
+    for path in sorted(path for path in loaded - {here} if path.parent == here.parent and path.suffix == ".py"):
+        content.update(path.read_bytes())
+    return content.hexdigest()[:8]
 
 
 def begin(folder: Path, about: Mapping[str, object]) -> None:
@@ -140,7 +148,8 @@ def train_all(all_asked: Sequence[Part], processes: int, *, quiet: bool = False)
         print(f"{len(all_asked) - len(left)} of {len(all_asked)} parts are finished", file=sys.stderr, flush=True)
     for number, asked in enumerate(_trained(left, processes), 1):
         if not quiet:
-            print(f"{number} of {len(left)}: {asked.block.name}, {asked.method}", file=sys.stderr, flush=True)
+            why = "".join(f": does not run: {one.why}" for one in kept.read(place_of(asked), asked.method).refused)
+            print(f"{number} of {len(left)}: {asked.block.name}, {asked.method}{why}", file=sys.stderr, flush=True)
     return kept.joined([kept.read(place_of(asked), asked.method) for asked in all_asked])
 
 
