@@ -1,6 +1,6 @@
 """The simplest claim of the papers of newer asynchronous methods, each in one small world.
 
-    python experiments/methods/claims.py --scale laptop     # about half an hour of processor time
+    python experiments/methods/claims.py --scale laptop     # about forty minutes of processor time
 
 Each world has what its papers are about: a client that is very slow, speeds that differ, labels that differ with
 speeds, a half that is slow and has labels of its own, clients that are absent, few silos with long jobs, nodes on a
