@@ -195,7 +195,8 @@ def _model(spec: Chosen, shape: tuple[int, ...], num_classes: int | None) -> Mod
         try:
             named = registry.spec("model", MODELS, str(spec), input_shape=shape, num_classes=num_classes)
             given = named.make()
-            if is_torch_instance(given) and num_classes is not None and named.make() is not given:
+            torch = not isinstance(given, Model) and is_torch_instance(given)
+            if torch and num_classes is not None and named.make() is not given:
                 given = from_torch_module(named.make)  # made under the seed of the run, as the class itself would be
         except ValueError as error:
             labels = "the targets of the data set are numbers, not classes (classes are integer labels, not one-hot)"
