@@ -93,9 +93,9 @@ def warn_of_left_out(path: Path, runs: Mapping[str, Sequence[Run]]) -> bool:
         there = {manifest.parent.name.removeprefix("seed_") for manifest in finished}
         others = there - {str(run.settings.get("seed", 0)) for run in group}
         if others:
+            seeds = ", ".join(sorted(others, key=lambda seed: (len(seed), seed)))  # of copied folders too
             print(
-                f"warning: {path}: the tables leave out seed {', '.join(sorted(others, key=int))} of {name}, which an "
-                "earlier call finished",
+                f"warning: {path}: the tables leave out seed {seeds} of {name}, which an earlier call finished",
                 file=sys.stderr,
             )
     return bool(before) and {*before} != {*runs}

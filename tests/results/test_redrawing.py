@@ -84,10 +84,12 @@ def test_methods_and_seeds_that_new_tables_leave_out_are_said(comparison, capsys
     redraw(comparison, drawing=Drawing(formats=("pdf",)))
     write_comparison(runs, comparison, plots=False)
     assert capsys.readouterr().err == "" and (comparison / "accuracy.pdf").exists()
+    shutil.copytree(comparison / "runs" / "Ours" / "seed_2", comparison / "runs" / "Ours" / "seed_2 copy")
     write_comparison({"Ours": runs["Ours"][:2]}, comparison)
     said = capsys.readouterr().err
     assert "its tables and pictures had also fedavg, which is not compared now" in said
-    assert "the tables leave out seed 2 of Ours" in said
+    assert "the tables leave out seed 2, 2 copy of Ours" in said
+    shutil.rmtree(comparison / "runs" / "Ours" / "seed_2 copy")
     assert (comparison / "accuracy.png").exists() and not (comparison / "accuracy.pdf").exists(), "one of both methods"
     write_comparison(runs, comparison, plots=False)
     assert capsys.readouterr().err == "" and not (comparison / "accuracy.png").exists(), "one without fedavg"
