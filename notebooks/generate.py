@@ -37,11 +37,8 @@ KINDS = {
     "exchanges": ("Exchanges", "after an `@` of a method without a server, or `--exchange`"),
     "delays": (
         "Delays",
-        "`--delay`. `mean` and `std` are virtual seconds of a job. Distributions (`constant` to `pareto`) make all "
-        "clients equally fast unless `heterogeneity` is positive: each then has a factor of mean 1 on its times, drawn "
-        "once from the family `speeds`; `heterogeneity=1` spreads nine of ten lognormal factors from a fifth to five "
-        "times their median. `reference_steps`: the times are those of jobs of so many local steps; `bandwidth`: bytes "
-        "a second, which add the time of the messages",
+        "`--delay`; times are virtual seconds of a job. `constant` to `pareto` make all clients equally fast unless "
+        "`heterogeneity` is positive: each then has a factor of mean 1, drawn once from the family `speeds`",
     ),
     "availability": ("Availability", "`--availability`, joined with `+`"),
     "faults": ("Faults", "`--faults`, joined with `+`"),
