@@ -396,5 +396,5 @@ class Run(NamedTuple):
 
     @property
     def has_server(self) -> bool:
-        """Whether arrivals close server steps; nodes of a run without a server have no such steps."""
-        return hasattr(self.schedule, "closes")
+        """Whether arrivals close server steps, as nodes' do not; without a schedule: no column ``consensus``."""
+        return "consensus" not in self.evaluations if self.schedule is None else hasattr(self.schedule, "closes")

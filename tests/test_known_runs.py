@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 
 from fedjax_async.data import load
+from fedjax_async.results.worlds import axis_title
+from fedjax_async.types import Run
 from tests.experiment import module
 from tests.results.made_up import make_run
 
@@ -211,3 +213,9 @@ def test_columns_that_only_some_runs_have_and_those_of_clients_are_kept(tmp_path
             for column, values in theirs.items():
                 np.testing.assert_array_equal(ours[column], values)
                 assert columns == "evaluations" or ours[column].dtype == values.dtype
+
+
+def test_the_axis_of_curves_without_a_schedule_tells_servers_from_nodes():
+    scores = {"accuracy": np.ones(2), "loss": np.ones(2)}
+    server, nodes = (Run({}, (), one, {}, {}, {}, None) for one in (scores, scores | {"consensus": np.ones(2)}))
+    assert axis_title("accuracy", [server]) == "test accuracy (%)" and "nodes" in axis_title("accuracy", [nodes])
