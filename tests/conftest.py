@@ -43,6 +43,9 @@ NEED = {"torch": ["models/test_torch_modules.py"]}
 MISSING = {package: files for package, files in NEED.items() if find_spec(package) is None}
 collect_ignore = [file for files in MISSING.values() for file in files]
 
+# Files whose tests take long begin first, so that at the end no process waits for another one's last test.
+LONG = {"test_notebooks.py", "test_worlds.py"}
+
 # Tracing makes millions of short-lived objects and few cycles, so a rarer search for cycles saves time.
 gc.set_threshold(50_000, 20, 50)
 
@@ -176,7 +179,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[object]:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects slow tests
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark as slow the cases that a test's marker ``slow_cases`` names; a name of no case is an error."""
+    """Long tests first; cases that a marker ``slow_cases`` names are slow, and a name of no case is an error."""
     absent: dict[str, set[str]] = {}
     for item in items:
         if (marker := item.get_closest_marker("slow_cases")) is not None:
@@ -184,6 +187,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             absent.setdefault(test, set(marker.args)).discard(case)
             if case in marker.args:
                 item.add_marker(pytest.mark.slow)
+    items.sort(key=lambda item: item.path.name not in LONG)
     wrong = [f"{test}[{case}]" for test, cases in absent.items() for case in sorted(cases)]
     if wrong and not any("::" in argument for argument in config.args):
         raise pytest.UsageError(f"slow_cases names cases that do not exist: {', '.join(wrong)}")

@@ -4,7 +4,7 @@ The second half finds the k largest of D unsigned integers without sorting. Non-
 their bit patterns, so the k-th largest is found digit by digit. A histogram of the leading digit tells its bin; a
 histogram of the next digit, over the entries of that bin, tells the next digit, and so on. All larger entries are kept.
 Entries equal to the k-th largest fill the rest, the lowest indices first. The indices of the kept entries are then
-listed by counting bits in words of 32.
+listed by counting bits in words of 32. Of few numbers each one counts those that come before it.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from fedjax_async.compress.sizes import bits
 from fedjax_async.types import Array, Key
 
 WORD = 32  # bits of a word
+FEW = 64  # as many numbers are compared each with each: it compiles in a fifth of the time and is as fast to run
 
 
 def kept(ratio: float, size: int) -> int:
@@ -120,12 +121,25 @@ def largest(patterns: Array, k: int, bits: int) -> Array:
     size = patterns.shape[0]
     if k in (0, size):
         return jnp.arange(k, dtype=jnp.int32)
+    if size <= FEW:
+        return _largest_of_few(patterns, k)
     threshold, needed = _kth_largest(patterns, k, bits)
     rows = -(-size // WORD)
     valid = (jnp.arange(rows * WORD, dtype=jnp.int32) < size).reshape(rows, WORD)
     padded = jnp.pad(patterns, (0, rows * WORD - size)).reshape(rows, WORD)
     equal = (padded == threshold) & valid
     return _indices((padded > threshold) | _first_equals(equal, needed), k)
+
+
+def _largest_of_few(patterns: Array, k: int) -> Array:
+    """As :func:`largest`, by D^2 comparisons."""
+    place = jnp.arange(patterns.shape[0], dtype=jnp.int32)
+    earlier = place[None, :] < place[:, None]
+    other, own = patterns[None, :], patterns[:, None]
+    keep = jnp.sum((other > own) | ((other == own) & earlier), axis=1, dtype=jnp.int32) < k
+    rank = jnp.sum(keep[None, :] & earlier, axis=1, dtype=jnp.int32)
+    wanted = jnp.arange(k, dtype=jnp.int32)[:, None]
+    return jnp.sum(jnp.where(keep[None, :] & (rank[None, :] == wanted), place[None, :], 0), axis=1, dtype=jnp.int32)
 
 
 def _kth_largest(patterns: Array, k: int, bits: int) -> tuple[Array, Array]:
