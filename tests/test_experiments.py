@@ -31,15 +31,15 @@ WHOLE = {"accelerator": ("--queue", "--together", "2", "--minutes", "60")}
 
 
 def scripts(benchmarks):
-    """The scripts of the benchmarks, or of the papers, with options; long ones are slow tests."""
+    """The scripts of the benchmarks, or of the papers, with options: slow tests if they are long, else of the book."""
     found = []
     for path in SCRIPTS:
         if (path.parent.name == "benchmarks") == benchmarks:
             part = PARTS.get(path.stem, ())
             long = path.stem in LONG or bool(part)
-            found += [pytest.param(path, part, id=f"{path.stem}-part")] if part else []
+            found += [pytest.param(path, part, id=f"{path.stem}-part", marks=pytest.mark.book)] if part else []
             whole = WHOLE.get(path.stem, ())
-            found += [pytest.param(path, whole, id=path.stem, marks=[pytest.mark.slow] if long else [])]
+            found += [pytest.param(path, whole, id=path.stem, marks=pytest.mark.slow if long else pytest.mark.book)]
     return found
 
 
