@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -190,7 +191,7 @@ def _run_file(path: Path) -> None:
     name = f"{path.stem}_{hashlib.sha256(_full(path).encode() + content).hexdigest()[:8]}"
     if name in sys.modules:
         return
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location(name, path, loader=_AsItIsNow(name, str(path)))
     if spec is None or spec.loader is None:
         raise FileNotFoundError(path)
     module = importlib.util.module_from_spec(spec)
@@ -203,6 +204,14 @@ def _run_file(path: Path) -> None:
         raise
     finally:
         sys.path.remove(_full(path.parent))
+
+
+class _AsItIsNow(SourceFileLoader):
+    """Keeps no compiled file, which Python takes for that of every later text of the same second and length."""
+
+    def path_stats(self, path: str) -> dict[str, int]:
+        """Without a time nothing compiled is read or written."""
+        raise OSError(path)
 
 
 def _full(path: Path) -> str:

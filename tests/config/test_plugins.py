@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import jax
@@ -277,6 +278,19 @@ def test_a_file_registers_its_parts_once(tmp_path, monkeypatch):
         found.append(registry.ADDED["method"]["mine"].fingerprint)
         registry.ADDED.clear()
     assert found[0] != found[1], "the helper counts, too"
+
+
+def test_a_file_that_was_edited_within_a_second_runs_as_it_is_now(tmp_path, monkeypatch):
+    """Python would run what it compiled of the old text, whose time in seconds and length are the same."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    path, factors = tmp_path / "own_rules.py", []
+    for factor in ("1.0", "2.0"):
+        path.write_text(PLUGIN.replace("import helper_of_mine", "").replace("helper_of_mine.FACTOR", factor))
+        os.utime(path, (1e9, 1e9))
+        plugins.load([str(path)])
+        factors.append(registry.ADDED["method"]["mine"].fingerprint)
+        registry.ADDED.clear()
+    assert factors[0] != factors[1] and not (tmp_path / "__pycache__").exists()
 
 
 def test_modules_and_entry_points_are_plugins_too(tmp_path, monkeypatch):
