@@ -20,7 +20,7 @@ from tests.refusals import refusals
 
 KEY = jax.random.key(5)
 SIZES = [0, 1, 32, 101]
-RATIOS = [(0, 0.3), (1, 0.01), (32, 0.3), (32, 0.97), (101, 0.01), (101, 0.97)]  # sizes and ratios
+RATIOS = [(0, 0.3), (1, 0.01), (32, 0.3), (64, 0.97), (65, 0.97), (101, 0.01)]  # sizes and ratios
 MANTISSAS = [(0, 3), (1, 0), (32, 7), (101, 0), (101, 3), (101, 7)]
 kinds, seeds = st.sampled_from(list(textbook.MAKERS)), st.integers(0, 2**32 - 1)
 
