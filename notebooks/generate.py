@@ -37,8 +37,11 @@ KINDS = {
     "exchanges": ("Exchanges", "after an `@` of a method without a server, or `--exchange`"),
     "delays": (
         "Delays",
-        "`--delay`; times are virtual seconds of a job. `constant` to `pareto` make all clients equally fast unless "
-        "`heterogeneity` is positive: each then has a factor of mean 1, drawn once from the family `speeds`",
+        "`--delay`. `mean` and `std` are virtual seconds of a job. Distributions (`constant` to `pareto`) make all "
+        "clients equally fast unless `heterogeneity` is positive: each then has a factor of mean 1 on its times, drawn "
+        "once from the family `speeds`; `heterogeneity=1` spreads nine of ten lognormal factors from a fifth to five "
+        "times their median. `reference_steps`: the times are those of jobs of so many local steps; `bandwidth`: bytes "
+        "a second, which add the time of the messages",
     ),
     "availability": ("Availability", "`--availability`, joined with `+`"),
     "faults": ("Faults", "`--faults`, joined with `+`"),
@@ -58,61 +61,6 @@ KINDS = {
     "staleness": ("Weights by staleness", "the option `staleness` of rules that weigh by staleness"),
     "sampling": ("Sampling of clients", "the option `sampling` of timings"),
 }
-# Methods that the package does not have, and what it has in their place.
-LEFT_OUT = """\
-## Left out
-
-A method of a paper is here only if the text of the paper or the code of its authors could be read.
-
-Only abstracts, introductions and other people's code could be read of **TimelyFL** (Zhang et al. 2023), **FedPSA**
-(Lu et al. 2026), **FedAC** (Zang et al. 2024), **ACED** (Chang et al. 2025), **FAVAS** (Leconte et al. 2023) and
-**FedFa** (Xu et al. 2024). Summaries of FedPSA leave open whether sensitivities have a sign and what the temperature
-is before its queue is full, and two programs for FedAC differ in what they do with a cosine below 0. The authors'
-code of **Polaris** (Kang et al. 2024) solves for the logarithms of its probabilities, and draws clients by them as if
-they were these.
-
-**FedASMU** (Liu et al. 2024) is left out: neither could be read, and what others write about it does not settle its
-formulas. Its message in mid-job is there without it: the timing `midway` sends each client the server's present model
-once more after a share `at` of its local steps, and a client wrapped by `local.going_on` mixes it into its unfinished
-model. Moment and share are fixed numbers, the same for all clients. With FedAsync:
-
-```python
-from fedjax_async import local, simulate
-
-
-def taking_in(model, *, optimizer, batch_size):
-    plain = local.local_training(model, optimizer=optimizer, batch_size=batch_size)  # or another client
-    return local.going_on(plain, 0.5)  # half of the fresh model
-
-
-run = simulate(method="fedasync@midway:at=0.5", client=taking_in, model="logistic", steps=4, updates=40)
-```
-
-`local.going_on_training` is this client, with all options of local training. On the command line it needs a name,
-which a file `going_on.py` gives it:
-
-```python
-from fedjax_async import local, register
-
-register("client", "going_on")(local.going_on_training)
-```
-
-```sh
-fedjax-async run --plugin going_on.py --method fedasync@midway:at=0.5 --client going_on:share=0.5 --steps 4 --updates 40
-```
-
-**DFedAvgM** (Sun, Li, Wang 2023) and **DFedSAM** (Shi et al. 2023) are left out: of both only the abstracts could be
-read. What these name is there: D-PSGD with several local steps, with momentum (`keep_optimizer` says whether it lives
-on from round to round, which the abstract does not) or with sharpness-aware steps. Compressed differences are in
-`choco`, which sends later what the compression loses. Several exchanges after one training are not there.
-
-```python
-from fedjax_async import simulate
-
-world = {"topology": "ring", "model": "logistic", "clients": 6, "steps": 4, "updates": 24}
-heavy = simulate(method="dpsgd:keep_optimizer=false", optimizer="sgd:momentum=0.9", **world)
-sharp = simulate(method="dpsgd", optimizer="sam:rho=0.05", **world)
-```"""
 # Use of settings -> what the table calls it.
 USES = {
     "server": "methods with a server",
@@ -228,12 +176,12 @@ def methods_page() -> str:
         "After this page you know which methods there are, the paper of each, the file that has its formula, its\n"
         "source and its deviations from it, and where you see it at work: notebooks by number, experiments by name.",
         "`fedjax-async list methods NAME` prints all that is documented of a method. Its options are in\n"
-        "[all names](names.md#methods); how to write another is in [own parts](own_parts.md).",
+        "[all names](names.md#methods); how to write another is in [own parts](own_parts.md). Of some methods neither\n"
+        "the paper nor its authors' code could be read: [methods left out](left_out.md).",
         "## With a server",
         table(header, rows[True]),
         "## Without a server",
         table(header, rows[False]),
-        LEFT_OUT,
     )
 
 

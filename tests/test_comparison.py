@@ -318,6 +318,7 @@ def children(pid: int) -> list[int]:
     return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+@pytest.mark.book
 @pytest.mark.usefixtures("commands_compile_as_here")
 def test_a_killed_comparison_continues_and_another_method_gets_its_row_alone(tmp_path):
     out = tmp_path / "out"
@@ -348,7 +349,9 @@ def test_a_killed_comparison_continues_and_another_method_gets_its_row_alone(tmp
 
     again = parts_in(tmp_path / "again")
     assert again and all(again[name][0] == after[name][0] for name in again), "byte for byte"
-    assert "of 3 by mean rank" in done.stdout
+    of_others, own = done.stdout.rsplit("What was added", 1)
+    assert "of 3 by mean rank" in own and own.count("\n| devices ") == 1 and "fedbuff" not in own
+    assert "\n| mine " in of_others.rsplit("Mean ranks", 1)[1], "its rank is among the others'"
     assert {name.partition("_")[0] for name in parts_in(tmp_path / "added")} == {"mine"}, "others are not run again"
     committed, added = ((folder / "smoke_runs.csv").read_text() for folder in (out, tmp_path / "added"))
     assert added.startswith(committed) and ",mine,1," in added

@@ -220,7 +220,7 @@ def test_files_keep_the_rule(rule, paths):
     assert not {str(path): wrong for path in paths if (wrong := list(rule(path)))}
 
 
-@pytest.mark.parametrize("command", ["ruff check", "ruff format --check", "mypy"])
+@pytest.mark.parametrize("command", ["ruff check", "ruff format --check", pytest.param("mypy", marks=pytest.mark.book)])
 def test_lint_format_and_types_are_clean(command, pytestconfig):
     """mypy keeps what it has found in pytest's own cache, so only the first time takes long."""
     given = [sys.executable, "-m", *command.split()]

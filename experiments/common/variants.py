@@ -271,9 +271,13 @@ def over_tasks(given: argparse.Namespace, reason: Callable[[str], str | None], r
 
 
 def report(
-    rows: Sequence[Mapping[str, Any]], given: argparse.Namespace, *, decimals: Mapping[str, int] | None = None
+    rows: Sequence[Mapping[str, Any]],
+    given: argparse.Namespace,
+    *,
+    decimals: Mapping[str, int] | None = None,
+    shown: bool = True,
 ) -> None:
-    """Print the table and write ``NAME.csv`` and ``NAME.md`` in the output folder; the CSV names the hardware.
+    """Write ``NAME.csv``, which names the hardware, and ``NAME.md`` in the output folder; print the table if ``shown``.
 
     A table with runs of ``--known`` files also has the column ``trained on``: the machines of its runs.
     """
@@ -291,5 +295,6 @@ def report(
         [{column: row.get(column) for column in columns} for row in flat], given.out / f"{given.name}.csv"
     )
     page = tables.write(list(rows), given.out / f"{given.name}.md", decimals={"updates": 0} | dict(decimals or {}))
-    print(page.read_text(encoding="utf-8"))
+    if shown:
+        print(page.read_text(encoding="utf-8"))
     print(f"{common.hardware()}; written to {page.with_suffix('.csv')} and {page.name}")

@@ -133,17 +133,23 @@ def ordered(found: kept.Results, scale: str) -> kept.Results:
 
 
 def write_tables(found: kept.Results, given: argparse.Namespace) -> None:
-    """Write ``comparison.csv`` (every method in every block), ``ranks.csv`` and what is refused; print the ranks."""
+    """Write ``comparison.csv`` (every method in every block), ``ranks.csv`` and ``tests.csv``; print them.
+
+    Beside known results only the ranks and tests are printed: :func:`say` prints what is new.
+    """
     if not found.runs:
         sys.exit("\n".join(f"{row.world}, {row.task}, {row.method}: {row.why}" for row in found.refused))
-    variants.report(summary.method_rows(found), given, decimals={"score": 2, "area": 2, "fluctuation": 2})
-    for row in found.refused:
+    decimals, beside = {"score": 2, "area": 2, "fluctuation": 2}, bool(given.add or given.new)
+    variants.report(summary.method_rows(found), given, decimals=decimals, shown=not beside)
+    for row in () if beside else found.refused:
         print(f"{row.world}, {row.task}, {row.method}: not run: {row.why}", file=sys.stderr)
     rows, numbers = summary.rank_rows(found)
     if rows:
         tables.write(rows, given.out / "ranks.csv")
         tables.write([numbers], given.out / "tests.csv")
+        print("\nMean ranks over worlds, tasks and seeds, the best first (ranks.csv):\n")
         print(tables.table(rows, "markdown", decimals={"mean rank": 1}))
+        print("Tests of these ranks (tests.csv):\n")
         print(tables.table([numbers], "markdown"))
 
 
@@ -151,7 +157,9 @@ def say(found: kept.Results, methods: Collection[str]) -> None:
     """Print the rows of the added methods, and why one of them was not run."""
     rows: list[dict[str, Any]] = [row for row in summary.method_rows(found) if row["method"] in methods]
     places = {row["method"]: place for place, row in enumerate(summary.rank_rows(found)[0], 1)}
-    print(tables.table(rows, "markdown"))
+    if rows:
+        print("What was added, in each block (all methods: comparison.md):\n")
+        print(tables.table(rows, "markdown"))
     for method in methods:
         place = f"place {places[method]} of {len(places)} by mean rank" if method in places else "no rank: see above"
         print(f"{method}: {place}")
