@@ -115,7 +115,10 @@ def extension_rows(
     rows = np.zeros((sizes.chosen + len(sizes.probes), sizes.length), np.int32)
     real = rows[len(ROW) : sizes.chosen].reshape(len(REAL), -1).view(sizes.real)
     rows[ROW["applied"]] = 1
-    of_positions = [_of_position(works[r], r, k, shape, clients[r]) for r, k in source]
+    # slots are those of the runs that there are: a stack may have fewer than the programs, which a longer one also uses
+    of_positions = [
+        _of_position(works[r], r, k, works[r].slot[k] * len(works) + r, shape, clients[r]) for r, k in source
+    ]
     _fill(rows, real, "run", "time", of_positions)
     of_writes = [
         ((slot, r * shape.num_clients + one.client, r, one.version, one.steps), one.time)
@@ -140,16 +143,16 @@ def extension_rows(
 
 
 def _of_position(
-    work: ExtensionWork, r: int, k: int, shape: StackShape, clients: Clients
+    work: ExtensionWork, r: int, k: int, slot: int, shape: StackShape, clients: Clients
 ) -> tuple[tuple[int, ...], float]:
-    """The entries of position ``k`` of run ``r`` in the columns ``OF_POSITIONS``, and its time."""
+    """The entries of position ``k`` of run ``r``, which starts from ``slot``, in ``OF_POSITIONS``, and its time."""
     one, number, applied = work.jobs[k], work.arrival[k], work.applied[k]
     who, version = one.client, one.version
     closes, step, time = False, version, 0.0
     if number >= 0:
         closes, step, time = work.closes[number], work.step[number], work.time[number]
     of_data = clients.offset.item(who), clients.size.item(who)
-    of_job = one.number, one.steps, work.slot[k] * shape.runs + r, version
+    of_job = one.number, one.steps, slot, version
     of_upload = step - version, closes, one.corrupt and applied, clients.malicious.item(who), applied
     return (r, who, r * shape.num_clients + who, *of_data, *of_job, *of_upload), time
 

@@ -119,6 +119,18 @@ def test_a_sweep_of_them_is_killed_and_goes_on_to_the_runs_alone(oort, tmp_path,
         assert want.counters["looks"] == have[i].counters["looks"]
 
 
+@pytest.mark.parametrize(("most", "stacks"), [(2, ((0, 1), (2,))), (3, ((0, 1, 2), (3, 4)))])
+def test_the_last_stack_may_have_fewer_runs_than_the_programs(most, stacks, monkeypatch):
+    """It read start models from the slots of the longer stack."""
+    monkeypatch.setattr("fedjax_async.config.sweeping.CPU_STACK", most)
+    settings = [settings_of(policy="oort", seed=seed, updates=12) for seed in range(max(stacks[-1]) + 1)]
+    (group,), have = plan_groups(settings, lanes=1), {}
+    assert group.stacks == stacks
+    execute_group(settings, group, on_finished=have.__setitem__)
+    for i, one in enumerate(settings):
+        same(learned(execute(prepare(one))), learned(have[i]))
+
+
 def test_callbacks_see_the_evaluations_of_a_growing_plan_and_may_stop_it():
     seen = []
     whole = run(policy="oort", eval_updates=4, callbacks=[seen.append])
