@@ -14,13 +14,14 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax
 import numpy as np
 
 from fedjax_async import Settings, simulate, sweep
 from fedjax_async.base.notices import AllRejected, RunWarning
-from fedjax_async.config import prepare
+from fedjax_async.config import prepare, sweeping
 from fedjax_async.engine import peer_programs, programs, scoring
 from tests.draws import EIGHT, PROGRAMS, Drawn, kept
 from tests.engine.problem import on_an_accelerator
@@ -49,12 +50,16 @@ def resumed(settings, folder, line):
 
 
 def swept(runs):
-    """Each run as one of two that differ in their rate, all of them in stacks that share programs."""
+    """Each run as one of two that differ in their rate, all of them in stacks of up to three that share programs.
+
+    So the last stack mostly has fewer runs than the programs.
+    """
     default = {field.name: field.default for field in fields(Settings)}
     full = [default | run for run in runs]
     apart = {name for name in default for run in full if run[name] is not full[0][name] and run[name] != full[0][name]}
     points = [{name: run[name] for name in apart} | {"lr": rate} for run in full for rate in (0.05, run["lr"])]
-    return list(sweep(runs[0], points=points, lanes=1, progress=False).runs)[1::2]
+    with mock.patch.object(sweeping, "CPU_STACK", 3):
+        return list(sweep(runs[0], points=points, lanes=1, progress=False).runs)[1::2]
 
 
 def close(have, want, start, line):

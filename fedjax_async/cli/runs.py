@@ -291,8 +291,14 @@ def _compare_in(out: str, arguments: argparse.Namespace, settings: Settings, met
     for line in {line for each in runs.values() for line in _unscored(each[0])}:
         print(f"{line}\n")
     tables = [f"{name}.{kind}" for name in ("comparison", "pairs", "clients") for kind in ("csv", "md", "tex")]
-    written = [name for name in tables if (Path(arguments.out) / name).exists()]
-    print(f"saved in {arguments.out}: {', '.join(written)}, {'pictures, ' if plots else ''}runs/")
+    written = [name for name in tables if (Path(arguments.out) / name).exists()] + (drawn(arguments) if plots else [])
+    print(f"saved in {arguments.out}: {', '.join([*written, 'runs/'])}")
+
+
+def drawn(arguments: argparse.Namespace) -> list[str]:
+    """The names of the pictures in the folder ``--out``."""
+    suffixes = tuple(f".{kind}" for kind in drawing_of(arguments).formats)
+    return sorted(path.name for path in Path(arguments.out).iterdir() if path.name.endswith(suffixes))
 
 
 def _training_text(runs: Mapping[str, Run]) -> str:

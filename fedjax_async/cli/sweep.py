@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedjax_async.base import check, notices
-from fedjax_async.cli.runs import callbacks_of, drawing_of, plots_of
+from fedjax_async.cli.runs import callbacks_of, drawing_of, drawn, plots_of
 from fedjax_async.cli.sweep_file import sweep_content
 from fedjax_async.config.grid import GridPoint, expand, labels, swept
 from fedjax_async.config.paths import flat
@@ -163,8 +163,9 @@ def _report(found: Sweep, file: File, arguments: argparse.Namespace) -> None:
     text = write_sweep(found, out, plots, target=file.target, final=file.final, drawing=drawing, columns=columns)
     print(text, end="")
     notices.warn_about(found.counters)
-    pictures = "" if arguments.no_plots else ", pictures"
-    print(f"\nsaved in {out}: runs.csv, evaluations.csv, settings.md, best.md{pictures} and runs/")
+    pictures = [] if arguments.no_plots else drawn(arguments)
+    names = ["runs.csv", "evaluations.csv", "settings.md", "best.md", *pictures, "runs/"]
+    print(f"\nsaved in {out}: {', '.join(names)}")
 
 
 def _collect(arguments: argparse.Namespace, file: File) -> None:

@@ -143,8 +143,9 @@ def duplicate(*, probability: float = 0.05, delay: float = 1.0) -> FaultModel:
 def crash(*, probability: float | None = None, rate: float | None = None, restart: float = 60.0) -> FaultModel:
     """A client crashes during a job: with a `probability`, at any moment of it, or at a `rate` per second of work.
 
-    The job is lost, and the client is down for ``restart`` seconds. Without ``probability`` and ``rate``, the
-    probability is 0.1. Seconds of work are those at the usual speed: under ``drift``, a client of a quarter of its
+    The job is lost, and the client is down for ``restart`` seconds. It is asked again after these, but not before the
+    server has noticed: when the job would have been done, or at the ``timeout``. Without ``probability`` and ``rate``,
+    the probability is 0.1. Seconds of work are those at the usual speed: under ``drift``, a client of a quarter of its
     speed crashes a quarter as often.
     """
     check.require(probability is None or rate is None, "rate", rate, "left out where probability is given")

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from fedjax_async.base import registry
+from fedjax_async.base.method import Method
 from fedjax_async.base.notices import RunWarning
 from fedjax_async.base.spec import Spec
 from fedjax_async.clock import DELAYS, FAULTS, NETWORKS, Limits, Timing
@@ -28,6 +29,8 @@ from fedjax_async.models import starts_alike
 from fedjax_async.peers import PeerSchedule
 from fedjax_async.peers.statistics import mass_after_mixing, not_mixed_once, other_coefficients
 from fedjax_async.types import ClientAlgorithm, FederatedData, Model, Run, Schedule
+
+MUCH = 10.0  # a rate that is so many times the usual one of the optimiser was hardly meant for it
 
 
 def caution(s: Settings, model: Model, data: FederatedData) -> None:
@@ -47,6 +50,17 @@ def caution(s: Settings, model: Model, data: FederatedData) -> None:
         warnings.warn(
             f"{whose}: a batch of fewer than two examples has no variance, so it leaves the running statistics of the "
             f"model (BatchNorm) as they are; {advice}, or a model without such statistics, avoids it",
+            RunWarning,
+            stacklevel=2,
+        )
+
+
+def caution_rate(s: Settings, usual: Method) -> None:
+    """Warn of a rate that looks like one of SGD, given without an optimiser to a method that has another one."""
+    if s.lr is not None and s.lr >= MUCH * usual.lr:
+        warnings.warn(
+            f"lr = {s.lr:g}: {s.method} trains with {usual.optimizer}, whose rate is {usual.lr:g} unless it is given; "
+            "with optimizer = 'sgd' the rate is one of SGD, as in most methods",
             RunWarning,
             stacklevel=2,
         )

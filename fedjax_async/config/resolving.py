@@ -17,7 +17,7 @@ from fedjax_async.base import check, factories, inputs, registry
 from fedjax_async.base.method import Method, ignored_by
 from fedjax_async.clock import DELAYS, DelayModel, Until
 from fedjax_async.config import concerns, contracts, misplaced, own, words
-from fedjax_async.config.cautions import caution
+from fedjax_async.config.cautions import caution, caution_rate
 from fedjax_async.config.clients import client_factory, leaves_out, usual_compression, usual_optimizer
 from fedjax_async.config.fields import moments
 from fedjax_async.config.inputs import with_files
@@ -138,6 +138,8 @@ def _resolved(settings: Settings) -> Settings:
     fill = usual_compression if usual.has_server else _usual_of_nodes
     filled = usual_partition(settings) | fill(settings, usual)
     factory, optimizer = client_factory(settings, usual), usual_optimizer(settings, usual)
+    if settings.lr is not None and settings.optimizer is None and usual.optimizer != "sgd":
+        caution_rate(settings, usual)
     if factory is not None and settings.fine_tune is None and settings.ditto is None:
         for name in ignored_by(factories.options_of(factory)):
             optimizer.pop(name, None)

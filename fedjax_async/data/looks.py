@@ -46,7 +46,7 @@ def warn_of_own_tests(name: str, rows: int, test_fraction: float) -> None:
 
 
 def warn_of_looks(data: FederatedData) -> None:
-    """Warn of pixels that are not scaled, of channels that come first, and of test labels that no client trains.
+    """Warn of pixels and columns that are not scaled, of channels that come first, and of labels that no client trains.
 
     Also of sequences of test labels that are padding alone, which lower the accuracy of any model, and of inputs and
     targets that differ by less than their last digit in float32 (the readers of tables warn of these, as they round
@@ -57,11 +57,12 @@ def warn_of_looks(data: FederatedData) -> None:
     plain = data.decode is as_is
     if (plain or data.decode is unit_images) and (said := layout(data.x.shape[1:])):
         _warn(data.name, said.removeprefix("; ").replace(": pass", "; the models take them last:"))
-    if plain and (said := _pixels(data)):
+    names = ("x", "y") if data.num_classes is None else ("x",)
+    unresolved = [said for name in names if (said := _unresolved(data, name))]
+    if plain and (said := _pixels(data) or ("" if unresolved else _unscaled(data))):
         _warn(data.name, said)
-    for name in ("x", "y") if data.num_classes is None else ("x",):
-        if said := _unresolved(data, name):
-            _warn(data.name, said)
+    for said in unresolved:
+        _warn(data.name, said)
     if isinstance(data.y, np.ndarray) and data.y.ndim == 1 and data.num_classes is not None and not data.streamed:
         _warn_of_labels(data)
     if data.num_classes is not None and np.ndim(data.test_y) == 2:
@@ -93,6 +94,20 @@ def _pixels(data: FederatedData) -> str:
     advice = "divide them by 255"
     advice += ", or set normalise='training'" if x.dtype.kind == "f" else ", or pass them as uint8" if images else ""
     return f"the inputs are numbers from {low:g} to {high:g}, like pixels that are not scaled: {advice}"
+
+
+def _unscaled(data: FederatedData) -> str:
+    """Which column of numbers is far larger than others, such as an age beside shares, and what to do; else ``""``."""
+    x = data.x
+    if not isinstance(x, np.ndarray) or data.streamed or x.ndim != 2 or x.dtype.kind != "f" or x.shape[1] < 2:
+        return ""
+    seen = x[:: max(1, len(x) // SAMPLE)][:SAMPLE].astype(np.float64)
+    sizes = np.sqrt(np.mean(seen**2, axis=0))
+    large = int(np.argmax(sizes))
+    if not np.isfinite(sizes).all() or sizes[large] < BRIGHT or sizes[large] < BRIGHT * np.median(sizes):
+        return ""
+    about = f"mean {seen[:, large].mean():.3g}, deviation {seen[:, large].std():.3g}"
+    return f"column {large} of x is far larger than the others ({about}): set normalise='training', or standardise it"
 
 
 def _unresolved(data: FederatedData, name: str) -> str:

@@ -68,15 +68,21 @@ def clock_text(seconds: float) -> str:
 
 
 def bar(
-    total_updates: int, enabled: ProgressShown = None, *, label: str = "", file: TextIO | None = None
+    total_updates: int,
+    enabled: ProgressShown = None,
+    *,
+    label: str = "",
+    several: bool = False,
+    file: TextIO | None = None,
 ) -> ProgressBar:
     """A bar over ``total_updates`` updates, on standard error or in a notebook's cell.
 
     ``enabled``: None shows the bar on a terminal and in a notebook, and elsewhere, as in the log file of a job, a line
     a minute; True always shows the bar, False nothing; a function takes the place of the bar and gets what ``report``
-    gets. ``label``: text in front of it, such as the method's name. ``report`` gets the updates done so far, the
-    virtual time in seconds, the mean staleness and the last accuracy (NaN if unknown); it may be called at any rate,
-    the bar is drawn a few times a second at most.
+    gets. ``label``: text in front of it, such as the method's name. ``several``: the updates are those of several runs,
+    so that neither bar nor line shows the time, staleness and accuracy of the one that reported last. ``report`` gets
+    the updates done so far, the virtual time in seconds, the mean staleness and the last accuracy (NaN if unknown); it
+    may be called at any rate, the bar is drawn a few times a second at most.
     ``close`` leaves the last state on screen.
     """
     check.whole("total_updates", total_updates, low=0)
@@ -85,14 +91,15 @@ def bar(
         return ProgressBar(enabled, lambda: None)
     stream = sys.stderr if file is None else file
     if enabled is None and not _is_watched(stream):
-        return _lines(label or "progress", stream)
+        return _lines(label or "progress", several, stream)
     shown = _shown(enabled, stream, total=total_updates, desc=label or None, unit=" updates")
 
     def report(done: int, total: int, *, time: float, staleness: float, accuracy: float) -> None:
         if shown.disable:
             return
         shown.total = total
-        shown.set_postfix_str(_status(time, staleness, accuracy), refresh=False)
+        if not several:
+            shown.set_postfix_str(_status(time, staleness, accuracy), refresh=False)
         shown.update(done - shown.n)
 
     return ProgressBar(report, shown.close)
@@ -105,7 +112,7 @@ def _status(time: float, staleness: float, accuracy: float) -> str:
     return ", ".join(parts)
 
 
-def _lines(label: str, stream: TextIO) -> ProgressBar:
+def _lines(label: str, several: bool, stream: TextIO) -> ProgressBar:
     """A line every ``INTERVAL`` seconds, none in a shorter run."""
     began = monotonic()
     last = began
@@ -119,9 +126,9 @@ def _lines(label: str, stream: TextIO) -> ProgressBar:
             return
         last, new = now, done - first[0]
         left = f", about {clock_text((now - first[1]) * (total - done) / new)} left" if new > 0 else ""
-        status = _status(time, staleness, accuracy)
+        status = "" if several else f", {_status(time, staleness, accuracy)}"
         print(
-            f"{label}: {done:,} of {total:,} updates, {status}; {clock_text(now - began)}{left}",
+            f"{label}: {done:,} of {total:,} updates{status}; {clock_text(now - began)}{left}",
             file=stream,
             flush=True,
         )

@@ -73,7 +73,8 @@ def run(
         return
     total, before = sum(group.updates for group in groups), 0
     new = [member for group in groups for member in group.members if member not in finished]
-    meter = bar(total, progress, label=runs[new[0]].name if len(runs) == 1 else f"{len(new)} runs")
+    label = runs[new[0]].name if len(runs) == 1 else f"{len(new)} runs"
+    meter = bar(total, progress, label=label, several=len(new) > 1)
     watches: list[Watch] = []
 
     def report(done: int, of: int, **status: object) -> None:
@@ -82,10 +83,11 @@ def run(
         meter.report(before + done, of if len(runs) == 1 else total, **shown)
 
     def watch(member: int, experiment: Experiment) -> Watch:
+        interrupted = runs[member].folder if group.alone and _is_begun(runs[member].folder) else None
         if begin is not None and member not in finished:
             begin(member)  # which removes checkpoints of other settings
-        if group.alone:
-            _say_where(runs[member].folder, group.updates)
+        if interrupted is not None:
+            _say_where(interrupted, group.updates)
         chosen, one = NO_CALLBACKS if member in finished else callbacks, runs[member]
         if one.folder is not None:
             arrays_of(experiment.params)  # refuses names that a file of parameters cannot have, before the training
@@ -119,10 +121,17 @@ def run(
             each.close()
 
 
-def _say_where(folder: Path | None, updates: int) -> None:
-    """Say from where a run with checkpoints in its folder goes on."""
-    if folder is not None and (done := completed(folder / CHECKPOINTS)):
+def _is_begun(folder: Path | None) -> bool:
+    """Whether the folder has an unfinished run, with checkpoints or before the first one."""
+    return folder is not None and (folder / CHECKPOINTS / "settings.json").is_file()
+
+
+def _say_where(folder: Path, updates: int) -> None:
+    """Say from where an interrupted run goes on: from its last checkpoint, or from the start."""
+    if done := completed(folder / CHECKPOINTS):
         print(f"{folder}: goes on from update {done[-1]:,} of {updates:,}")
+    else:
+        print(f"{folder}: has no checkpoint, and begins anew")
 
 
 def precision(*settings: Settings) -> AbstractContextManager[object]:

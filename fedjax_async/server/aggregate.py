@@ -71,6 +71,7 @@ class Buffer(NamedTuple):
 def buffered(size: int, combine: Callable[[Params, Array], Params]) -> Aggregate:
     """``combine(rows [K, ...], count)`` of the ``count`` <= K = ``size`` accepted directions, each counted once.
 
+    ``rows`` are like the params, with a leading axis; the first ``count`` are of this step, the others are old.
     The buffer must hold the longest server step; :func:`check_capacity` tests this before a run. In a longer step the
     result is NaN. ``combine`` runs only when a step closes. It may be called with a count of 0; the result is then
     not used.

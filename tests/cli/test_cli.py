@@ -60,7 +60,7 @@ def test_compare_writes_tables_and_pictures_with_the_final_value_that_is_asked_f
     out = ok(capsys, "compare", *methods, *SMALL, "--seeds", "3", *asked, "--out", str(tmp_path))
     assert "3 seed(s)" in out and "fedasync:mixing=0.3" in out
     assert "accuracy, best (%)" in out and "95% interval (t)" in out and "Wilcoxon" in out
-    assert "comparison.md, comparison.tex, pairs.csv, pairs.md, pictures" in out
+    assert "comparison.md, comparison.tex, pairs.csv, pairs.md, accuracy.pdf, accuracy.svg, runs/\n" in out
     names = {f"comparison.{kind}" for kind in ("csv", "md", "tex")} | {"pairs.csv", "pairs.md", "command.txt"}
     names |= {"accuracy.svg", "accuracy.pdf", "runs"}
     assert {path.name for path in tmp_path.iterdir()} == names

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 from fedjax_async import compress
 from fedjax_async.base import tree
-from fedjax_async.compress import Centroids, Dense, from_payloads, lookup, payloads, random_tables, values_bits, wcp
+from fedjax_async.compress import Centroids, Dense, from_payloads, payloads, values_bits, wcp
 from fedjax_async.compress.clustering import REFERENCES, cluster, nearest, per_cluster, random_entries
 from fedjax_async.models import make
 from tests.compress import textbook
 from tests.refusals import refusals
 
 KEY = jax.random.key(7)
+lookup, random_tables = jax.jit(compress.lookup), jax.jit(compress.random_tables, static_argnums=1)
 TREE = {
     "conv": {"kernel": jnp.zeros((3, 3, 2, 4)), "bias": jnp.ones(4)},
     "dense": {"kernel": jnp.zeros((5, 7)), "bias": jnp.arange(7.0)},
@@ -28,7 +29,7 @@ TREE = {
 def model(kind="gaussian", seed=0):
     shapes = {"conv": (3, 3, 2, 4), "dense": (5, 7)}
     drawn = {
-        name: jnp.asarray(textbook.vector(kind, int(np.prod(shape)), seed + i)).reshape(shape)
+        name: jnp.asarray(np.reshape(textbook.vector(kind, int(np.prod(shape)), seed + i), shape))
         for i, (name, shape) in enumerate(shapes.items())
     }
     return {name: leaves | ({"kernel": drawn[name]} if name in drawn else {}) for name, leaves in TREE.items()}

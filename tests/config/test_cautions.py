@@ -139,6 +139,12 @@ SAID = [
     *((SMALL | {"compress": compress} | settings, None) for compress, settings in (
         ("qsgd:levels=127", KEPT), ("qsgd:scaled=true", {}), ("qsgd", {}), ("qsgd", {"feedback": "off"}),
         ("randk:unbiased=false", {}), ("topk", {}), ("qsgd:levels=127", {"method": "choco"}))),
+    # a rate of SGD given to Adam
+    (SMALL | {"method": "swift", "lr": 0.05}, "lr = 0.05: swift trains with adam, whose rate is 0.001 unless it is"),
+    (SMALL | {"method": "asynccurve", "lr": 0.01}, "lr = 0.01: asynccurve trains with adam"),
+    *((SMALL | rate, None) for rate in ({"method": "swift", "lr": 0.005}, {"method": "swift"}, {"lr": 5.0},
+                                        {"method": "swift", "lr": 0.05, "optimizer": "sgd"},
+                                        {"method": "swift", "lr": 0.05, "optimizer": "adam"})),
     # epidemic learning on a graph that stays
     *((SMALL | {"method": method, "topology": topology}, says) for method, topology, says in (
         ("el_local", "ring", EPIDEMIC), ("el_oracle", "random_regular:degree=2", EPIDEMIC),

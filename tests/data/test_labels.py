@@ -189,7 +189,8 @@ def said(x=IMAGES, y=LABELS, test_y=LABELS, **fields):
 def test_inputs_that_float32_cannot_tell_apart_are_remarked_on():
     times, numbers = 1.7e9 + np.arange(60.0) / 60, np.arange(60)[:, None]
     fine = np.stack([times / 1e9 - 1.7, times - times.mean(), np.full(60, 1e9 + 0.1)], axis=1)
-    assert said(fine) == said(numbers + 10**6) == []
+    assert said(fine[:, :2]) == said(numbers + 10**6) == []
+    assert all("float32" not in line for line in said(fine)), "a number that does not differ"
     how = " is rounded to float32, which loses its differences (near "
     for x, start in (
         (np.stack([times, times - times.mean()], axis=1), f"x[:, 0]{how}1.7e+09, the deviation is"),
@@ -233,6 +234,17 @@ def test_pixels_that_are_not_scaled():
     assert said(raw, decode=decode.as_is, streamed=True) != []  # seen without reading a value
     assert said(255 * IMAGES, streamed=True) == []
     assert said(255 * IMAGES, decode=lambda x: x / 255) == []  # a decoder of one's own
+
+
+def test_a_column_that_is_far_larger_than_the_others():
+    x = np.random.default_rng(0).standard_normal((60, 5)).astype(np.float32)
+    x[:, 3] = 50 + 10 * x[:, 3]
+    about = f"(mean {x[:, 3].mean(dtype=float):.3g}, deviation {x[:, 3].std(dtype=float):.3g})"
+    what = f"column 3 of x is far larger than the others {about}"
+    assert said(x) == [f"{what}: set normalise='training', or standardise it"]
+    for fine in (x[:, 3:4], 40 * x[:, :3], np.delete(x, 3, axis=1), x / 40):
+        assert said(fine) == []
+    assert said(x, streamed=True) == said(x, decode=lambda x: x / 50) == []
 
 
 def test_channels_first():

@@ -171,16 +171,21 @@ def test_a_curve_by_offsets_is_the_curve_by_points(kind):
     points = curves.points(start, end, offsets)
     for have, want in zip(points, vectors, strict=True):
         close(flat(have), want)
-    for s in map(jnp.asarray, (0.0, 0.2, 0.5, 0.77, 1.0)):
 
-        def product(offsets, s=s):
+    @jax.jit
+    def at(s, vector):
+        def product(offsets):
             return sum(jnp.vdot(a, b) for a, b in zip(*map(jax.tree.leaves, (start, curves.aside(offsets, s)))))
 
-        aside = flat(curves.aside(offsets, s))
-        close(flat(line(start, end, s)) + aside, book(vectors, float(s)))
-        close(flat(curves.path(points, s)), book(vectors, float(s)))
+        parts = curves.aside(offsets, s), line(start, end, s), curves.path(points, s)
+        return *parts, jax.grad(product)(offsets), curves.spread(vector, s)
+
+    for s in (0.0, 0.2, 0.5, 0.77, 1.0):
+        *parts, slope, spread = at(s, flat(start))
+        aside, straight, path = map(flat, parts)
+        close(straight + aside, book(vectors, s))
+        close(path, book(vectors, s))
         assert 0 < s < 1 or not aside.any()
-        slope, spread = jax.grad(product)(offsets), curves.spread(jnp.asarray(flat(start)), s)
         each = (
             [slope] if curves.inner == 1 else [jax.tree.map(lambda leaf, j=j: leaf[j], slope) for j in range(len(rows))]
         )
@@ -200,12 +205,13 @@ def test_families_by_name():
 def test_mixtures_of_vertices(count):
     each, key = trees(count, count), jax.random.key(1)
     vertices, rows = geometry.simplex(each), np.stack(list(map(flat, each)))
-    weights = np.random.default_rng(0).dirichlet(np.ones(count))
-    close(flat(geometry.simplex_point(vertices, jnp.asarray(weights))), weights @ rows)
+    weights, point = np.random.default_rng(0).dirichlet(np.ones(count)), jax.jit(geometry.simplex_point)
+    close(flat(point(vertices, weights)), weights @ rows)
     for k in range(count):
-        close(geometry.simplex_point(vertices, jnp.eye(count)[k]), each[k])
-    close(flat(geometry.centroid(vertices)), rows.mean(axis=0))
-    close(flat(geometry.sample_simplex(key, vertices)), np.asarray(sample_weights(key, count)) @ rows)
+        close(point(vertices, np.eye(count)[k]), each[k])
+    close(flat(jax.jit(geometry.centroid)(vertices)), rows.mean(axis=0))
+    found, weights = jax.jit(lambda key: (geometry.sample_simplex(key, vertices), sample_weights(key, count)))(key)
+    close(flat(found), np.asarray(weights) @ rows)
 
 
 @pytest.mark.parametrize("count", [1, 2, 6])

@@ -200,7 +200,9 @@ def test_a_killed_run_ends_with_the_same_files(tmp_path, checkpoint, capsys):
     file.write_bytes(begun[:-5])  # half a line, as after a loss of power
     capsys.readouterr()
     resume(tmp_path / "cut", plots=False)  # streams and keep_best are restored
-    assert ("goes on from update" in capsys.readouterr().out) == (checkpoint is not None)
+    assert (
+        "goes on from update" if checkpoint else "cut: has no checkpoint, and begins anew"
+    ) in capsys.readouterr().out
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
 
 

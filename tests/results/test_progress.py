@@ -90,6 +90,8 @@ def test_where_nobody_watches_a_line_comes_at_intervals(monkeypatch):
     ]
     assert lines(gone_on) == ["progress: 310 of 400 updates, t=1h00m00s, accuracy 50.0%; 1m00s, about 9m00s left"]
     assert lines(begun, enabled=False) == []
+    several = lines(begun, label="3 runs", several=True)  # the time and accuracy of one of them would mislead
+    assert several[0] == "3 runs: 60 of 400 updates; 1m00s, about 5m40s left"
 
 
 def test_a_notebook_shows_a_bar_by_default_unless_the_environment_forbids_it(monkeypatch):

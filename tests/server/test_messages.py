@@ -67,12 +67,14 @@ def test_an_upload_that_the_rule_rejects_leaves_its_client_and_the_others_where_
     zero = jax.tree.map(jnp.zeros_like, start_params())
     given = arrival(start_params(1), start_params(), 0, 1, key=jax.random.key(1))
     state, _, _ = received(rule)(state, row, given)  # so that the models differ
-    before = rule.params(state), [rule.dispatch(state, row, Request(client=i))[0].params for i in (0, 1)]
+    seen = jax.jit(
+        lambda *now: (rule.params(now[0]), *(rule.dispatch(*now, Request(client=i))[0].params for i in (0, 1)))
+    )
+    before = seen(state, row)
     for lost in (given._replace(staleness=jnp.int32(5)), given._replace(upload=zero, weight=jnp.asarray(0.0))):
         after, memory, info = received(rule)(state, row, lost)
         assert info.weight == 0
-        now = rule.params(after), [rule.dispatch(after, memory, Request(client=i))[0].params for i in (0, 1)]
-        jax.tree.map(np.testing.assert_array_equal, now, before)
+        jax.tree.map(np.testing.assert_array_equal, seen(after, memory), before)
 
 
 # --- OrthoFL ------------------------------------------------------------------------------------
