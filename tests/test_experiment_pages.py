@@ -195,11 +195,12 @@ def test_the_tables_are_made_of_the_committed_runs(files):
 def test_sentence_1_scaffold_is_the_part_that_matters(part, pair):
     good = [name for name, row in part.items() if p_of(row) < 0.05 and mean(row["effect"]) > 0]
     row = part["SCAFFOLD"]
-    assert good == ["SCAFFOLD"] and row["blocks better"] == "3" and mean(row["effect"]) == 0.74
+    assert good == ["SCAFFOLD"] and row["blocks better"] == "2" and mean(row["effect"]) == 0.71
     for base in ("arrivals", "buffer"):
         row = pair[base, f"{base}, scaffold"]
-        assert p_of(row) < 0.05 and all(0.3 <= mean(row[block]) <= 0.65 for block in BLOCKS[::2])
-        assert 1.8 <= mean(row["lognormal, mlp"]) <= 2.6
+        assert all(0.3 <= mean(row[block]) <= 0.65 for block in BLOCKS[::2])
+        assert 1.75 <= mean(row["lognormal, mlp"]) < 2.55
+        assert round(p_of(row), 2) == (0.08 if base == "arrivals" else 0.0)
     ranks = [row["configuration"] for row in rows_of("configurations")]
     assert {*ranks[:2]} == {"arrivals, scaffold", "buffer, scaffold"}
     order = [row["method"] for row in rows_of("ranks", COMPARISON)]
@@ -258,7 +259,7 @@ def test_sentence_7_the_learned_rule_does_not_win():
     assert against == ["best tuned", "learned, rates tuned", "asgd"] and "learned" not in METHODS
     assert p_of(best) < 0.05 and best["blocks worse"] == "4" and p_of(asgd) < 0.05 and mean(asgd["effect"]) < 0
     places = [name for name in best if name.startswith(("devices", "sessions"))]
-    assert all(-12 < mean(best[place]) < -3 for place in places) and mean(tuned["devices, motion"]) == -9.87
+    assert all(-12 < mean(best[place]) < -3.5 for place in places) and mean(tuned["devices, motion"]) == -9.87
     rows = {row["configuration"]: row for row in rows_of("unseen")}
     own, other = (rows[name] for name in ("learned, rates tuned", "asgd"))
     assert all(abs(float(own[place]) - float(other[place])) < float(other[f"{place} std"]) for place in places)
