@@ -56,7 +56,7 @@ def caution(s: Settings, model: Model, data: FederatedData) -> None:
 
 
 def caution_rate(s: Settings, usual: Method) -> None:
-    """Warn of a rate that looks like one of SGD, given without an optimiser to a method that has another one."""
+    """Warn of a rate that looks like one of SGD, given without an optimiser to a method that trains with Adam."""
     if s.lr is not None and s.lr >= MUCH * usual.lr:
         warnings.warn(
             f"lr = {s.lr:g}: {s.method} trains with {usual.optimizer}, whose rate is {usual.lr:g} unless it is given; "

@@ -138,7 +138,7 @@ def _resolved(settings: Settings) -> Settings:
     fill = usual_compression if usual.has_server else _usual_of_nodes
     filled = usual_partition(settings) | fill(settings, usual)
     factory, optimizer = client_factory(settings, usual), usual_optimizer(settings, usual)
-    if settings.lr is not None and settings.optimizer is None and usual.optimizer != "sgd":
+    if settings.lr is not None and settings.optimizer is None and str(usual.optimizer).startswith("adam"):
         caution_rate(settings, usual)
     if factory is not None and settings.fine_tune is None and settings.ditto is None:
         for name in ignored_by(factories.options_of(factory)):

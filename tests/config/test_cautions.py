@@ -108,6 +108,7 @@ FALLS = r"decay = 'linear': falls over the local steps that "
 EPIDEMIC = "no epidemic learning"
 DIVERGES = "may diverge"
 KEPT = {"feedback": "ef"}
+HEAVY = Method(rule(optimizer=optax.sgd(1.0)), timing="every", optimizer="sgd:momentum=0.9")
 SAID = [
     (SHARED, "network = 'link:up=1000,shared=true': shared has no effect in a run with a server"),
     (SHARED | {"method": "swift"}, None), (SHARED | {"network": "link:up=1000"}, None),
@@ -142,6 +143,7 @@ SAID = [
     # a rate of SGD given to Adam
     (SMALL | {"method": "swift", "lr": 0.05}, "lr = 0.05: swift trains with adam, whose rate is 0.001 unless it is"),
     (SMALL | {"method": "asynccurve", "lr": 0.01}, "lr = 0.01: asynccurve trains with adam"),
+    (SMALL | {"method": named("heavy", HEAVY), "lr": 0.5}, None),
     *((SMALL | rate, None) for rate in ({"method": "swift", "lr": 0.005}, {"method": "swift"}, {"lr": 5.0},
                                         {"method": "swift", "lr": 0.05, "optimizer": "sgd"},
                                         {"method": "swift", "lr": 0.05, "optimizer": "adam"})),
