@@ -50,16 +50,16 @@ def resumed(settings, folder, line):
 
 
 def swept(runs):
-    """Each run as one of two that differ in their rate, all of them in stacks of up to three that share programs.
+    """Each run as the last of three that differ in their rate, in stacks of two that share programs.
 
-    So the last stack mostly has fewer runs than the programs.
+    So the last stack has fewer runs than the programs where a program has an odd number of worlds.
     """
     default = {field.name: field.default for field in fields(Settings)}
     full = [default | run for run in runs]
     apart = {name for name in default for run in full if run[name] is not full[0][name] and run[name] != full[0][name]}
-    points = [{name: run[name] for name in apart} | {"lr": rate} for run in full for rate in (0.05, run["lr"])]
-    with mock.patch.object(sweeping, "CPU_STACK", 3):
-        return list(sweep(runs[0], points=points, lanes=1, progress=False).runs)[1::2]
+    points = [{name: run[name] for name in apart} | {"lr": rate} for run in full for rate in (0.05, 0.03, run["lr"])]
+    with mock.patch.object(sweeping, "CPU_STACK", 2):
+        return list(sweep(runs[0], points=points, lanes=1, progress=False).runs)[2::3]
 
 
 def close(have, want, start, line):
